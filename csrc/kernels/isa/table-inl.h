@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Assembles every kernel into the table of one instruction set. The including file defines
+//   ANVIL_ISA_NAMESPACE  namespace of the set, and by that its name
+//   ANVIL_VECTOR_BYTES   register width that vec/ uses: 8, 32 or 64
+#pragma once
+
+#if !defined(ANVIL_ISA_NAMESPACE) || !defined(ANVIL_VECTOR_BYTES)
+#error "define ANVIL_ISA_NAMESPACE and ANVIL_VECTOR_BYTES before including isa/table-inl.h"
+#endif
+
+#include "cache/compute_slot_mapping-inl.h"
+#include "cache/copy_blocks-inl.h"
+#include "cache/find_out_of_range-inl.h"
+#include "cache/write_kv_cache-inl.h"
+#include "kernel_table.h"
+
+#define ANVIL_STRING_OF(x) #x
+#define ANVIL_NAME_OF(x) ANVIL_STRING_OF(x)
+
+namespace anvil::kernels::ANVIL_ISA_NAMESPACE {
+
+extern const KernelTable table;
+constinit const KernelTable table = {
+    .isa = ANVIL_NAME_OF(ANVIL_ISA_NAMESPACE),
+    .vector_bytes = ANVIL_VECTOR_BYTES,
+    .find_out_of_range = find_out_of_range,
+    .compute_slot_mapping = compute_slot_mapping,
+    .write_kv_cache = write_kv_cache,
+    .copy_blocks = copy_blocks,
+};
+
+}  // namespace anvil::kernels::ANVIL_ISA_NAMESPACE

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernels of one instruction set. Each file in isa/ exports one such table, and dispatch.h
+// picks.
+//
+// Kernels take raw pointers and a half-open range [begin, end) of their parallel dimension, and may
+// run on disjoint ranges at once; who calls them splits the work and has checked the arguments.
+// They allocate nothing, throw nothing and keep no state.
+#pragma once
+
+#include <cstdint>
+
+#include "cache/cache_args.h"
+
+namespace anvil::kernels {
+
+struct KernelTable {
+  const char* isa;   // "scalar", "avx2", ...: the value of ANVIL_ISA that selects this table
+  int vector_bytes;  // width of the registers its kernels use
+
+  // Index of the first of values[0], values[stride], ... values[(count - 1) * stride] that is not
+  // in [low, high), or -1 when all are.
+  int64_t (*find_out_of_range)(const int64_t* values, int64_t count, int64_t stride, int64_t low,
+                               int64_t high);
+
+  // Range over the slots [0, max_num_tokens). Tokens below num_tokens that belong to no request
+  // keep their slot.
+  void (*compute_slot_mapping)(const SlotMappingArgs& args, int64_t begin, int64_t end);
+
+  // Range over the tokens. Two tokens of one slot in different ranges race; within a range the last
+  // wins.
+  void (*write_kv_cache)(const WriteKvCacheArgs& args, int64_t begin, int64_t end);
+
+  // Range over the bytes of a block, [0, block_bytes). Every range goes through all pairs in order,
+  // so that a chain (a to b, then b to c) gives the same result however the range is split.
+  void (*copy_blocks)(const CopyBlocksArgs& args, int64_t begin, int64_t end);
+};
+
+}  // namespace anvil::kernels

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ANVIL_* variables that the runtime obeys, from text to a checked request.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "error.h"
+#include "planner.h"
+
+namespace anvil {
+
+struct Configuration {
+  PlanRequest request;
+  // ANVIL_LAUNCH_BLOCKING=1: every command is done when its submission returns. Streams are
+  // synchronous so far, so that it is always so.
+  bool launch_blocking = false;
+};
+
+// The value of a variable, or nothing when it is unset. An empty value counts as unset.
+using Environment = std::function<std::optional<std::string>(const char* name)>;
+
+// The error names the variable, its value and what is accepted.
+Result<Configuration> ReadConfiguration(const Environment& environment);
+
+// The process's own environment.
+std::optional<std::string> ProcessEnvironment(const char* name);
+
+}  // namespace anvil

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// Names for what memory is used for. A tag is a small number, the same on every device.
+#pragma once
+
+namespace anvil {
+
+inline constexpr int kDefaultTag = 0;
+
+// The calling thread's tag.
+int CurrentTag() noexcept;
+
+// "weights"; valid for good.
+const char* TagName(int tag);
+
+}  // namespace anvil

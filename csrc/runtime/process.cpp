@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "process.h"
+
+#include <pthread.h>
+
+#include <cstring>
+#include <string>
+
+namespace anvil {
+namespace process {
+
+std::atomic<bool> forked_child{false};
+std::atomic<bool> devices_exist{false};
+
+namespace {
+
+void MarkChild() {
+  if (devices_exist.load(std::memory_order_relaxed)) {
+    forked_child.store(true, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace
+}  // namespace process
+
+anvilError_t FailForked() noexcept {
+  return Fail(ANVIL_ERROR_FORKED,
+              "This process was forked from one that had already initialised the anvil device, "
+              "which does not work in the child. Start workers with the \"spawn\" method "
+              "(multiprocessing.set_start_method(\"spawn\"), VLLM_WORKER_MULTIPROC_METHOD=spawn), "
+              "or fork before the first use of the device.");
+}
+
+anvilError_t WatchForks() noexcept {
+  static const int status = pthread_atfork(nullptr, nullptr, process::MarkChild);
+  if (status != 0) {
+    return Fail(ANVIL_ERROR_SYSTEM,
+                std::string("Cannot register a fork handler: ") + std::strerror(status) + ".");
+  }
+  process::devices_exist.store(true, std::memory_order_relaxed);
+  return ANVIL_SUCCESS;
+}
+
+void IgnoreForks() noexcept { process::devices_exist.store(false, std::memory_order_relaxed); }
+
+}  // namespace anvil
+
+int anvilIsForkedChild(void) { return anvil::IsForkedChild() ? 1 : 0; }

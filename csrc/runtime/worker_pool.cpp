@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker_pool.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "device.h"
+#include "error.h"
+
+namespace anvil {
+namespace {
+
+// The states of an offer.
+constexpr uint32_t kNone = 0;    // nothing to take; the worker may be spinning
+constexpr uint32_t kOpen = 1;    // a part that nobody has taken
+constexpr uint32_t kAsleep = 2;  // nothing to take; the worker sleeps and has to be woken
+
+// The bit of `unfinished_` that says that the caller sleeps.
+constexpr uint32_t kCallerAsleep = uint32_t{1} << 31;
+
+// Between two regions of one model layer lie some microseconds: short enough to wait awake.
+constexpr auto kSpinTime = std::chrono::microseconds(40);
+
+thread_local bool inside_region = false;
+
+void Pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Spins until `done()`; false when the time is up first.
+template <typename Done>
+bool SpinUntil(Done&& done) {
+  const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (done()) return true;
+      Pause();
+    }
+  } while (std::chrono::steady_clock::now() < deadline);
+  return done();
+}
+
+void Sleep(std::atomic<uint32_t>& word, uint32_t expected) {
+  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
+}
+
+void Wake(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+}
+
+// To all of the device's cores rather than to one each: the caller, which takes part as well, is
+// not bound, and a worker that is tied to the core the caller happens to be on could not get away.
+void BindTo(const std::vector<int>& cores) {
+  const int capacity = *std::max_element(cores.begin(), cores.end()) + 1;
+  cpu_set_t* set = CPU_ALLOC(static_cast<size_t>(capacity));
+  if (set == nullptr) return;
+  const size_t size = CPU_ALLOC_SIZE(static_cast<size_t>(capacity));
+  CPU_ZERO_S(size, set);
+  for (int core : cores) CPU_SET_S(static_cast<size_t>(core), size, set);
+  // A refusal (a sandbox, cores taken away meanwhile) leaves the process's own affinity.
+  pthread_setaffinity_np(pthread_self(), size, set);
+  CPU_FREE(set);
+}
+
+// Marks the calling thread while it runs part of a region.
+class InsideRegion {
+ public:
+  InsideRegion() : before_(std::exchange(inside_region, true)) {}
+  ~InsideRegion() { inside_region = before_; }
+  InsideRegion(const InsideRegion&) = delete;
+  InsideRegion& operator=(const InsideRegion&) = delete;
+
+ private:
+  const bool before_;
+};
+
+// Runs one range; false, with the words of the exception, when it throws.
+bool RunRange(const WorkerPool::Region& region, int64_t begin, int64_t end, int worker,
+              std::string* words) {
+  const InsideRegion inside;
+  try {
+    region.fn(region.arg, begin, end, worker);
+    return true;
+  } catch (const std::exception& error) {
+    *words = error.what();
+  } catch (...) {
+  }
+  if (words->empty()) *words = "an exception without a message";
+  return false;
+}
+
+anvilError_t FailRegion(const std::string& words) {
+  return Fail(ANVIL_ERROR_COMMAND, "A parallel region failed: " + words);
+}
+
+struct ThreadStart {
+  WorkerPool* pool;
+  int worker;
+};
+
+}  // namespace
+
+WorkerPool::WorkerPool(int device, std::vector<int> cores)
+    : device_(device), cores_(std::move(cores)), offers_(new Offer[cores_.size()]) {}
+
+void* WorkerPool::ThreadMain(void* arg) {
+  const std::unique_ptr<ThreadStart> start(static_cast<ThreadStart*>(arg));
+  start->pool->WorkerLoop(start->worker);
+  return nullptr;
+}
+
+void WorkerPool::Start() {
+  started_ = true;
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  // Signals are the application's: its handlers should not run on a worker.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int status = 0;
+  for (int worker = 1; worker < size(); ++worker) {
+    auto start = std::make_unique<ThreadStart>(ThreadStart{this, worker});
+    pthread_t thread;
+    status = pthread_create(&thread, &attributes, ThreadMain, start.get());
+    if (status != 0) break;
+    start.release();
+    ++threads_;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_attr_destroy(&attributes);
+  if (status != 0) {
+    // Slower, but right: worth a word, not a failure.
+    std::fprintf(stderr,
+                 "anvil: device %d runs on %d of its %d cores: the system refused more threads "
+                 "(%s). Raise ulimit -u or the cgroup's pids.max.\n",
+                 device_, threads_, size(), std::strerror(status));
+  }
+}
+
+void WorkerPool::WorkerLoop(int worker) {
+  char name[16];
+  std::snprintf(name, sizeof(name), "anvil%d-w%d", device_ % 100, worker % 10000);
+  pthread_setname_np(pthread_self(), name);
+  BindTo(cores_);
+  std::atomic<uint32_t>& offer = offers_[static_cast<size_t>(worker)].state;
+  for (;;) {
+    const bool offered = SpinUntil([&] { return offer.load(std::memory_order_acquire) == kOpen; });
+    uint32_t expected = kNone;
+    if (!offered && offer.compare_exchange_strong(expected, kAsleep, std::memory_order_acq_rel)) {
+      while (offer.load(std::memory_order_acquire) == kAsleep) Sleep(offer, kAsleep);
+    }
+    RunOffered(worker);
+  }
+}
+
+// Takes and runs a part unless someone else has.
+void WorkerPool::RunOffered(int64_t part) {
+  std::atomic<uint32_t>& offer = offers_[static_cast<size_t>(part)].state;
+  uint32_t expected = kOpen;
+  if (!offer.compare_exchange_strong(expected, kNone, std::memory_order_acq_rel)) return;
+  RunPart(region_, part);
+  // From here on the region may be over and the next one may begin.
+  const uint32_t before = unfinished_.fetch_sub(1, std::memory_order_acq_rel);
+  if (before == (kCallerAsleep | 1)) Wake(unfinished_);
+}
+
+void WorkerPool::RunPart(const Region& region, int64_t part) {
+  // Multiplying first would overflow for the largest n.
+  const int64_t each = region.n / region.parts, rest = region.n % region.parts;
+  const int64_t begin = part * each + std::min(part, rest);
+  const int64_t end = begin + each + (part < rest ? 1 : 0);
+  std::string words;
+  if (RunRange(region, begin, end, static_cast<int>(part), &words)) return;
+  std::lock_guard lock(error_mutex_);
+  if (error_.empty()) error_ = std::move(words);
+}
+
+anvilError_t WorkerPool::TakeError() {
+  std::lock_guard lock(error_mutex_);
+  if (error_.empty()) return ANVIL_SUCCESS;
+  return FailRegion(std::exchange(error_, {}));
+}
+
+void WorkerPool::WaitForOthers() {
+  const auto done = [this] { return unfinished_.load(std::memory_order_acquire) == 0; };
+  if (SpinUntil(done)) return;
+  uint32_t left = unfinished_.fetch_or(kCallerAsleep, std::memory_order_acq_rel) | kCallerAsleep;
+  while (left != kCallerAsleep) {
+    Sleep(unfinished_, left);
+    left = unfinished_.load(std::memory_order_acquire);
+  }
+  unfinished_.store(0, std::memory_order_relaxed);
+}
+
+anvilError_t WorkerPool::Run(int64_t n, int64_t grain, anvilRangeFn fn, void* arg) {
+  if (n <= 0) return ANVIL_SUCCESS;
+  const int64_t wanted = n / std::max<int64_t>(grain, 1);
+  Region region{fn, arg, n, std::min<int64_t>(wanted, size())};
+  if (region.parts <= 1 || inside_region || busy_.exchange(true, std::memory_order_acquire)) {
+    std::string words;
+    return RunRange(region, 0, n, 0, &words) ? ANVIL_SUCCESS : FailRegion(words);
+  }
+  if (!started_) Start();
+  region.parts = std::min<int64_t>(region.parts, threads_);
+  region_ = region;
+  unfinished_.store(static_cast<uint32_t>(region.parts - 1), std::memory_order_relaxed);
+  for (int64_t part = 1; part < region.parts; ++part) {
+    std::atomic<uint32_t>& offer = offers_[static_cast<size_t>(part)].state;
+    if (offer.exchange(kOpen, std::memory_order_acq_rel) == kAsleep) Wake(offer);
+  }
+  RunPart(region, 0);
+  for (int64_t part = 1; part < region.parts; ++part) RunOffered(part);
+  WaitForOthers();
+  const anvilError_t status = TakeError();
+  busy_.store(false, std::memory_order_release);
+  return status;
+}
+
+}  // namespace anvil
+
+using namespace anvil;
+
+anvilError_t anvilParallelFor(int device, int64_t n, int64_t grain, anvilRangeFn fn, void* arg) {
+  return Guarded([&] {
+    if (fn == nullptr) return FailNull("anvilParallelFor", "fn");
+    Device* found = nullptr;
+    const anvilError_t status = GetDevice(device, &found);
+    return status == ANVIL_SUCCESS ? found->workers.Run(n, grain, fn, arg) : status;
+  });
+}
+
+int anvilWorkerCount(int device) {
+  Device* found = nullptr;
+  const anvilError_t status = Guarded([&] { return GetDevice(device, &found); });
+  return status == ANVIL_SUCCESS ? found->workers.size() : 1;
+}

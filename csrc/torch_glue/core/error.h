@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Turns the runtime's status codes into PyTorch's exceptions.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include "anvil/runtime.h"
+
+namespace anvil {
+
+// Out of memory becomes torch.OutOfMemoryError; everything else a RuntimeError with the runtime's own words.
+[[noreturn]] inline void throw_error(anvilError_t error) {
+  const char* message = anvilGetLastErrorMessage();
+  TORCH_CHECK_WITH(OutOfMemoryError, error != ANVIL_ERROR_OUT_OF_MEMORY, message);
+  TORCH_CHECK(false, message, " [", anvilErrorName(error), "]");
+}
+
+inline void check(anvilError_t error) {
+  if (C10_UNLIKELY(error != ANVIL_SUCCESS)) throw_error(error);
+}
+
+}  // namespace anvil

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs kernels where their tensors live, and registers them there.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+
+// Ops register the same function for the device and for the CPU, where it serves tests and
+// comparisons:
+//   ANVIL_OPS(m) { m.impl("name", &function); }
+#define ANVIL_OPS(m)                                                         \
+  static void register_ops(torch::Library& m);                               \
+  TORCH_LIBRARY_IMPL(anvil, PrivateUse1, library) { register_ops(library); } \
+  TORCH_LIBRARY_IMPL(anvil, CPU, library) { register_ops(library); }         \
+  static void register_ops(torch::Library& m)
+
+namespace anvil::ops {
+
+// Bytes a worker should move at least: less is not worth waking another one.
+constexpr int64_t kGrainBytes = 32 << 10;
+
+// How many items make up kGrainBytes.
+inline int64_t grain_of(int64_t bytes_per_item) {
+  return std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, bytes_per_item));
+}
+
+// Calls kernel(begin, end) on ranges of at least `grain` that make up [0, count): on the workers of
+// an anvil device, or on the calling thread for the CPU (its own pool and the device's must not
+// compete for cores).
+template <typename Kernel>
+void launch(c10::Device device, int64_t count, int64_t grain, const Kernel& kernel) {
+  if (count <= 0) return;
+  if (device.is_cpu()) {
+    kernel(int64_t{0}, count);
+    return;
+  }
+  const auto run_range = [](void* arg, int64_t begin, int64_t end, int /*worker*/) {
+    (*static_cast<const Kernel*>(arg))(begin, end);
+  };
+  check(anvilParallelFor(device.index(), count, grain, run_range, const_cast<Kernel*>(&kernel)));
+}
+
+}  // namespace anvil::ops

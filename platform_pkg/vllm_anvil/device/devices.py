@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices: how many there are, which one is current, what each one is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vllm_anvil import _C
+
+# What a user may pass where a device is meant: None is the current one.
+DeviceLike = torch.device | str | int | None
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """What one device is made of.
+
+    Attributes:
+        name: description with the processor's name and the number of cores.
+        cores: logical CPU numbers whose threads run this device's work.
+        numa_node: node that all cores belong to, -1 when they span several.
+        total_memory: hard limit in bytes.
+        physical_index: index before ANVIL_VISIBLE_DEVICES.
+    """
+
+    name: str
+    cores: tuple[int, ...]
+    numa_node: int
+    total_memory: int
+    physical_index: int
+
+    @property
+    def multi_processor_count(self) -> int:
+        """Number of cores, under the name that other accelerators use."""
+        return len(self.cores)
+
+
+def device_index(device: DeviceLike) -> int:
+    """Index of a device given as `torch.device`, string, number or None (the current one).
+
+    Raises:
+        ValueError: it is a device of another type.
+    """
+    if device is None:
+        return current_device()
+    if isinstance(device, int):
+        return device if device >= 0 else current_device()
+    parsed = torch.device(device)
+    if parsed.type != "anvil":
+        raise ValueError(f"expected an anvil device, got {parsed}")
+    return current_device() if parsed.index is None else parsed.index
+
+
+def is_available() -> bool:
+    """Whether there is at least one device. Never raises; `device_count` says what is wrong."""
+    try:
+        return device_count() > 0
+    except RuntimeError:
+        return False
+
+
+def init() -> None:
+    """Reads the configuration and makes the devices. Any other call does so when needed."""
+    device_count()
+
+
+def is_initialized() -> bool:
+    return _C.is_initialized()
+
+
+def device_count() -> int:
+    """Number of devices that this process sees.
+
+    Raises:
+        RuntimeError: an ANVIL_* variable cannot be used; the message names it and what it accepts.
+    """
+    return _C.device_count()
+
+
+def current_device() -> int:
+    return _C.current_device()
+
+
+def set_device(device: DeviceLike) -> None:
+    """Makes `device` current for this thread. Prefer the context manager `device`."""
+    _C.set_device(device_index(device))
+
+
+class device:  # noqa: N801  (torch.cuda's name)
+    """Context manager that makes a device current and restores the previous one."""
+
+    def __init__(self, device: DeviceLike):
+        self.idx = device_index(device)
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        self.prev_idx = current_device()
+        _C.set_device(self.idx)
+
+    def __exit__(self, *exc: Any) -> None:
+        _C.set_device(self.prev_idx)
+
+
+class device_of(device):  # noqa: N801
+    """Context manager that makes the device of a tensor or storage current, if it is one of ours."""
+
+    def __init__(self, obj: Any):
+        super().__init__(obj.get_device() if obj.device.type == "anvil" else None)
+
+
+def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
+    return DeviceProperties(**_C.device_properties(device_index(device)))
+
+
+def get_device_name(device: DeviceLike = None) -> str:
+    return get_device_properties(device).name
+
+
+def get_device_capability(device: DeviceLike = None) -> None:
+    """CUDA's compute capability has no counterpart here: always None."""
+    return None
+
+
+def synchronize(device: DeviceLike = None) -> None:
+    """Waits for all work on the device; raises the first error of a command since the last wait."""
+    torch._C._accelerator_synchronizeDevice(device_index(device))
+
+
+def is_bf16_supported() -> bool:
+    return True
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """Types that `torch.autocast("anvil", dtype=...)` accepts."""
+    return [torch.bfloat16, torch.float16]
+
+
+def host_alias(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor over the memory of a device tensor, with its sizes, strides and offset.
+
+    Nothing is copied: writes through either are seen by both, and either keeps the memory alive.
+    Autograd does not follow the alias.
+
+    Raises:
+        RuntimeError: `tensor` is on another device.
+        NotImplementedError: its layout has no storage (sparse).
+    """
+    return _C.host_alias(tensor)

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why the device cannot be loaded, said once and clearly."""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from types import ModuleType
+
+REBUILD = "pip install --force-reinstall --no-deps --no-build-isolation vllm-anvil"
+
+
+class DeviceUnavailableError(ImportError):
+    """The compiled module cannot be used in this environment; the message says how to mend it."""
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def check_build(built_for: str, installed: str) -> None:
+    """Raises DeviceUnavailableError unless torch `installed` has the minor version `built_for`.
+
+    PyTorch's C++ interface changes between minor versions: a module built for another one fails
+    with undefined symbols, or worse, runs and corrupts memory.
+    """
+    if _minor(built_for) != _minor(installed):
+        raise DeviceUnavailableError(
+            f"vllm_anvil._C was built for torch {built_for}, but torch {installed} is installed. "
+            f"Rebuild it: {REBUILD}"
+        )
+
+
+def load_extension() -> ModuleType:
+    """Imports and returns `vllm_anvil._C`.
+
+    Raises:
+        DeviceUnavailableError: it was never built, was built for another torch, or does not load.
+    """
+    try:
+        build_info = import_module("vllm_anvil._build_info")
+    except ImportError:
+        raise DeviceUnavailableError(
+            f"vllm_anvil has no compiled module: the installation is incomplete. Build it: {REBUILD}"
+        ) from None
+    check_build(build_info.TORCH_VERSION, metadata.version("torch"))
+    try:
+        return import_module("vllm_anvil._C")
+    except ImportError as error:
+        raise DeviceUnavailableError(
+            f"vllm_anvil._C does not load ({error}). Rebuild it: {REBUILD}"
+        ) from error
