@@ -31,7 +31,9 @@ struct TagStack {
 };
 thread_local TagStack stack{};
 
-int Intern(const char* name) {
+}  // namespace
+
+int InternTag(const char* name) {
   TagTable& table = Table();
   std::lock_guard lock(table.mutex);
   for (size_t tag = 0; tag < table.names.size(); ++tag) {
@@ -40,8 +42,6 @@ int Intern(const char* name) {
   table.names.emplace_back(name);
   return static_cast<int>(table.names.size() - 1);
 }
-
-}  // namespace
 
 int CurrentTag() noexcept { return stack.depth == 0 ? kDefaultTag : stack.tags[stack.depth - 1]; }
 
@@ -67,7 +67,7 @@ anvilError_t anvilMemPushTag(const char* tag) {
                                                  std::to_string(kMaxDepth) +
                                                  " tags are nested; is a pop missing?");
     }
-    stack.tags[stack.depth++] = Intern(tag);
+    stack.tags[stack.depth++] = InternTag(tag);
     return ANVIL_SUCCESS;
   });
 }

@@ -6,6 +6,9 @@ namespace anvil {
 
 inline constexpr int kDefaultTag = 0;
 
+// The tag of that name, made if there is none yet.
+int InternTag(const char* name);
+
 // The calling thread's tag.
 int CurrentTag() noexcept;
 

@@ -33,6 +33,21 @@ def test_training_step_equals_the_cpu() -> None:
         torch.testing.assert_close(a.cpu(), b)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_convolution_and_its_gradients(transposed: bool, bias: bool) -> None:
+    kind = torch.nn.ConvTranspose2d if transposed else torch.nn.Conv2d
+    layer = kind(4, 6, 3, stride=2, padding=1, groups=2, bias=bias)
+    twin = copy.deepcopy(layer).to("anvil")
+    x = torch.randn(2, 4, 9, 9, requires_grad=True)
+    y = x.detach().to("anvil").requires_grad_()
+    layer(x).square().sum().backward()
+    twin(y).square().sum().backward()
+    torch.testing.assert_close(y.grad.cpu(), x.grad)
+    for a, b in zip(twin.parameters(), layer.parameters(), strict=True):
+        torch.testing.assert_close(a.grad.cpu(), b.grad)
+
+
 def test_gradients_through_views_in_place_and_custom_functions() -> None:
     class Double(torch.autograd.Function):
         @staticmethod

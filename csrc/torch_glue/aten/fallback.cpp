@@ -2,10 +2,8 @@
 #include "aten/fallback.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/stack.h>
 #include <torch/library.h>
 
-#include "aten/host_call.h"
 #include "core/host_pool.h"
 
 namespace anvil {
@@ -16,23 +14,12 @@ constexpr c10::DispatchKeySet kExcluded = c10::autograd_dispatch_keyset_with_ADI
                                           c10::DispatchKeySet({c10::DispatchKey::AutocastCPU,
                                                                c10::DispatchKey::AutocastPrivateUse1});
 
-void run_on_host(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit::Stack* stack) {
-  HostCall call(op, traits);
-  call.arguments_to_host(*stack);
-  {
-    const c10::impl::ExcludeDispatchKeyGuard exclude(kExcluded);
-    const HostPoolScope pool(call.device().index());
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-  }
-  call.results_to_device(*stack);
-}
-
 class HostFallback final : public c10::OperatorKernel {
  public:
   explicit HostFallback(const c10::FunctionSchema& schema) : traits_(schema) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
-    run_on_host(op, traits_, stack);
+    run_on_host(op, traits_, op, stack);
   }
 
  private:
@@ -44,7 +31,7 @@ void fallback_for_any(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*
   TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), "Operator ",
                               c10::toString(op.operator_name()),
                               " has neither an anvil kernel nor a CPU kernel that could run on anvil's memory.");
-  run_on_host(op, OpTraits(op.schema()), stack);
+  run_on_host(op, OpTraits(op.schema()), op, stack);
 }
 
 // These describe or change where memory lives, which only the device itself can do; a CPU kernel would act on the alias.
@@ -54,6 +41,18 @@ bool is_about_storage(const std::string& name) {
 }
 
 }  // namespace
+
+void run_on_host(const c10::OperatorHandle& op, const OpTraits& traits, const c10::OperatorHandle& kernel,
+                 torch::jit::Stack* stack) {
+  HostCall call(op, traits);
+  call.arguments_to_host(*stack);
+  {
+    const c10::impl::ExcludeDispatchKeyGuard exclude(kExcluded);
+    const HostPoolScope pool(call.device().index());
+    kernel.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  }
+  call.results_to_device(*stack);
+}
 
 void register_fallbacks() {
   static torch::Library* aten = nullptr;  // registrations last as long as the process
