@@ -175,6 +175,7 @@ void Heap::FreeMedium(Block* block) {
     low->dirty = low->dirty || high->dirty;
     low->right = high->right;
     if (low->right != nullptr) low->right->left = low;
+    high->in_use = false;  // so that freeing its handle again is noticed
     records_->blocks.Put(high);
     block = low;
   }
@@ -321,6 +322,7 @@ void Heap::TakeIdleSegments(std::vector<Segment>* segments) {
       Block* next = block->next;
       if (block->is_segment()) {
         RemoveFree(block);
+        block->in_use = false;
         segments->push_back({block->ptr, block->size});
         reserved_bytes_ -= block->size;
         records_->blocks.Put(block);

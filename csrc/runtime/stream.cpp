@@ -69,7 +69,9 @@ anvilError_t RunInOrder(anvilStream_t stream, const anvilCommand& command) {
   if (running_stream != nullptr) return Run(command);
   std::lock_guard lock(stream->mutex);
   running_stream = stream;
+  stream->running.store(true, std::memory_order_relaxed);
   const anvilError_t status = Run(command);
+  stream->running.store(false, std::memory_order_release);
   running_stream = nullptr;
   if (status != ANVIL_SUCCESS) stream->error.Keep(status, anvilGetLastErrorMessage());
   return status;
@@ -187,8 +189,8 @@ anvilError_t anvilStreamQuery(anvilStream_t stream) {
     if (IsForkedChild()) return FailForked();
     if (stream == nullptr) return FailNull("anvilStreamQuery", "stream");
     if (stream == running_stream) return ANVIL_SUCCESS;  // all before this command is done
-    std::unique_lock running(stream->mutex, std::try_to_lock);
-    return running.owns_lock() ? ANVIL_SUCCESS : ANVIL_ERROR_NOT_READY;
+    const bool running = stream->running.load(std::memory_order_acquire);
+    return running ? ANVIL_ERROR_NOT_READY : ANVIL_SUCCESS;
   });
 }
 

@@ -2,6 +2,7 @@
 // Streams: commands run in order, here on the submitting thread before the submission returns.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -34,7 +35,8 @@ struct anvilStream_st {
   const uint64_t id;
   const int priority;
   std::mutex mutex;  // held while a command runs: submitters from several threads keep an order
-  anvil::PendingError error;  // guarded by mutex
+  std::atomic<bool> running{false};  // a command; told apart from others who hold the mutex
+  anvil::PendingError error;         // guarded by mutex
 };
 
 namespace anvil {
