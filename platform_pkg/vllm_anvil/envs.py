@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every ANVIL_* environment variable: its type, default, meaning and parser.
+
+This module is the one description of the variables. The package reads them here, `vllm-anvil
+doctor` reports them from here, and `docs/reference/environment.md` is this module's output::
+
+    python -m vllm_anvil.envs > docs/reference/environment.md
+
+`envs.ANVIL_DEVICES` and the like read the process's environment at each access, so a change made
+with `os.environ` is seen. A variable that is set but blank counts as unset. The device runtime
+parses its own variables by the same rules, for programs that do not come through here. Neither
+torch nor vllm is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    ANVIL_TARGET: str
+    ANVIL_STRICT: bool
+    ANVIL_AUTOLOAD: bool
+    ANVIL_DEVICES: int
+    ANVIL_VISIBLE_DEVICES: tuple[int, ...] | None
+    ANVIL_DEVICE_MEMORY: int | None
+    ANVIL_ISA: str | None
+    ANVIL_LAUNCH_BLOCKING: bool
+
+TARGETS = ("auto", "anvil", "cuda", "off")
+ISAS = ("scalar", "avx2", "avx512", "avx512_bf16")
+MAX_DEVICES = 64
+LEAST_DEVICE_MEMORY = 2 << 20  # bytes: the allocator's smallest mapping
+_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+class EnvError(ValueError):
+    """A variable holds a value that cannot be used; the message names it and what is accepted."""
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable.
+
+    `parse` takes the text of a value that is not blank and returns it typed, or raises ValueError
+    with what is accepted, in words that complete the sentence "NAME='value': ...".
+    """
+
+    name: str
+    accepts: str
+    default: Any
+    default_text: str
+    meaning: str
+    parse: Callable[[str], Any]
+
+    def read(self, environ: Mapping[str, str]) -> Any:
+        """The typed value in `environ`, or the default. Raises EnvError for an unusable value."""
+        text = environ.get(self.name, "")
+        if not text.strip():
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise EnvError(
+                f"{self.name}={text!r}: {error}. "
+                f"Correct it or unset it (default: {self.default_text})."
+            ) from None
+
+
+def _choice(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"unknown name; choose one of {', '.join(names)}")
+        return text
+
+    return parse
+
+
+def _flag(text: str) -> bool:
+    if text.strip() not in ("0", "1"):
+        raise ValueError("must be 0 or 1")
+    return text.strip() == "1"
+
+
+def _device_count(text: str) -> int:
+    if not re.fullmatch(r"[0-9]+", text.strip()) or not 1 <= int(text) <= MAX_DEVICES:
+        raise ValueError(f"must be a whole number of devices from 1 to {MAX_DEVICES}")
+    return int(text)
+
+
+def _device_indices(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[0-9]+", part) and int(part) < MAX_DEVICES for part in parts):
+        raise ValueError("must be device indices separated by commas, such as 0 or 1,3")
+    indices = tuple(map(int, parts))
+    if len(set(indices)) != len(indices):
+        raise ValueError("names a device twice; each index may appear once")
+    return indices
+
+
+def _memory_size(text: str) -> int:
+    pattern = r"([0-9]+)|([0-9]+(?:\.[0-9]*)?)\s*([kmgt])(?:ib)?"
+    match = re.fullmatch(pattern, text.strip(), re.IGNORECASE | re.ASCII)
+    size = 0
+    if match is not None:
+        # Plain bytes stay whole: a float would round large ones.
+        size = int(match[1]) if match[1] else int(float(match[2]) * _UNITS[match[3].lower()])
+    if size < LEAST_DEVICE_MEMORY:
+        raise ValueError(
+            "must be at least 2 MiB, in bytes or with a unit (KiB, MiB, GiB, TiB, or K, M, G, T, "
+            "all powers of 1024), such as 8589934592, 8GiB or 1.5G"
+        )
+    return size
+
+
+_ALL = (
+    Variable(
+        "ANVIL_TARGET",
+        "auto, anvil, cuda or off",
+        "auto",
+        "auto",
+        "What the platform plugin takes when vLLM asks it. `auto`: the anvil device, except where "
+        "a CUDA GPU and a CUDA build of vLLM are both present: there the plugin steps aside and "
+        "says how to choose. `anvil`: the anvil device, also beside a GPU. `cuda`: the CUDA "
+        "reference path, which this version does not have: the plugin steps aside and says so. "
+        "`off`: the plugin steps aside, and the engine behaves as if Anvil were not installed.",
+        _choice(*TARGETS),
+    ),
+    Variable(
+        "ANVIL_STRICT",
+        "0 or 1",
+        False,
+        "0",
+        "With `1`, whatever would be logged as an error while vLLM selects its platform (a "
+        "missing or mismatched `_C`, an unsupported vLLM, an unknown `ANVIL_TARGET`, an unusable "
+        "variable) ends the process with one message, instead of leaving the engine to another "
+        "platform.",
+        _flag,
+    ),
+    Variable(
+        "ANVIL_AUTOLOAD",
+        "0 or 1",
+        False,
+        "0",
+        'With `1`, `import torch` registers the device by itself, so that `torch.device("anvil")` '
+        "works in any program. Without it, `import vllm_anvil.device` registers it. It is off by "
+        "default since a registered device also becomes what `torch.accelerator` means.",
+        _flag,
+    ),
+    Variable(
+        "ANVIL_DEVICES",
+        f"whole number from 1 to {MAX_DEVICES}",
+        1,
+        "1",
+        "How many devices the host's cores and memory are cut into.",
+        _device_count,
+    ),
+    Variable(
+        "ANVIL_VISIBLE_DEVICES",
+        "device indices separated by commas",
+        None,
+        "all devices",
+        "Which of the `ANVIL_DEVICES` devices this process sees, and in which order: the first "
+        "named becomes `anvil:0`. vLLM sets it for its ranks.",
+        _device_indices,
+    ),
+    Variable(
+        "ANVIL_DEVICE_MEMORY",
+        "bytes, or a number with KiB, MiB, GiB or TiB (`8GiB`); at least 2 MiB",
+        None,
+        "derived from the host",
+        "Hard limit of each device's memory. By default it is derived from what the cgroup, the "
+        "NUMA nodes and the host leave free, with headroom for the rest of the process.",
+        _memory_size,
+    ),
+    Variable(
+        "ANVIL_ISA",
+        "scalar, avx2, avx512 or avx512_bf16",
+        None,
+        "the best that the machine runs",
+        "Forces the instruction set of the device's kernels. Naming one that the machine cannot "
+        "run is an error.",
+        _choice(*ISAS),
+    ),
+    Variable(
+        "ANVIL_LAUNCH_BLOCKING",
+        "0 or 1",
+        False,
+        "0",
+        "With `1`, every operation on a stream is waited for before the call returns, so that an "
+        "error surfaces at the call that caused it.",
+        _flag,
+    ),
+)
+
+VARIABLES: dict[str, Variable] = {variable.name: variable for variable in _ALL}
+
+# Variables of vLLM that decide whether the platform plugin is asked at all.
+VLLM_VARIABLES = {
+    "VLLM_TARGET_DEVICE": "With `cpu`, vLLM takes its own CPU platform before it asks any plugin.",
+    "VLLM_PLUGINS": "Comma-separated allowlist of plugin names, without spaces. When it is set, "
+    "`anvil` must be in it. An empty value allows none.",
+}
+
+
+def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
+    """The typed value of one variable, from `environ` or the process's environment.
+
+    Raises KeyError for a name that is not in VARIABLES, EnvError for an unusable value.
+    """
+    return VARIABLES[name].read(os.environ if environ is None else environ)
+
+
+def errors(environ: Mapping[str, str] | None = None) -> list[str]:
+    """One message for each variable whose value cannot be used; empty when all is well."""
+    environ = os.environ if environ is None else environ
+    found = []
+    for variable in _ALL:
+        try:
+            variable.read(environ)
+        except EnvError as error:
+            found.append(str(error))
+    if not found:
+        devices = get("ANVIL_DEVICES", environ)
+        beyond = [i for i in get("ANVIL_VISIBLE_DEVICES", environ) or () if i >= devices]
+        if beyond:
+            found.append(
+                f"ANVIL_VISIBLE_DEVICES={environ['ANVIL_VISIBLE_DEVICES']!r}: there is no device "
+                f"{beyond[0]}, since ANVIL_DEVICES is {devices}. Raise ANVIL_DEVICES or name "
+                f"indices below {devices}."
+            )
+    return found
+
+
+def validate(environ: Mapping[str, str] | None = None) -> None:
+    """Raises EnvError with every message of `errors()` when a variable cannot be used."""
+    found = errors(environ)
+    if found:
+        raise EnvError("\n".join(found))
+
+
+def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Names in the environment that begin with ANVIL_ and mean nothing, sorted: mostly typing
+    errors."""
+    environ = os.environ if environ is None else environ
+    return sorted(n for n in environ if n.startswith("ANVIL_") and n not in VARIABLES)
+
+
+def markdown() -> str:
+    """The reference page, docs/reference/environment.md."""
+    lines = [
+        "# Environment variables",
+        "",
+        "<!-- Generated by `python -m vllm_anvil.envs`; edit platform_pkg/vllm_anvil/envs.py. -->",
+        "",
+        "A variable that is set but blank counts as unset. A value that cannot be used is an error",
+        "that names the variable and what it accepts. `vllm-anvil doctor` shows what is set.",
+        "",
+        "| Variable | Accepts | Default | Meaning |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| `{v.name}` | {v.accepts} | {v.default_text} | {v.meaning} |" for v in _ALL]
+    lines += [
+        "",
+        "## Variables of vLLM that decide whether the plugin is asked",
+        "",
+        "| Variable | Meaning |",
+        "|---|---|",
+    ]
+    lines += [f"| `{name}` | {meaning} |" for name, meaning in VLLM_VARIABLES.items()]
+    return "\n".join(lines) + "\n"
+
+
+def __getattr__(name: str) -> Any:
+    if name in VARIABLES:
+        return get(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
