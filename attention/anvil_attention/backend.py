@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's description of this attention: what it supports, and what it refuses and why."""
+
+import inspect
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from vllm.v1.attention.backend import AttentionBackend, AttentionType, MultipleOf
+
+from .impl import AnvilAttentionImpl
+from .metadata import AnvilAttentionMetadataBuilder
+
+if TYPE_CHECKING:
+    from vllm.config.cache import CacheDType
+    from vllm.v1.kv_cache_interface import KVCacheSpec
+
+
+class AnvilAttentionBackend(AttentionBackend):
+    """Paged attention on anvil devices, over a cache of any layout that the engine resolves."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+    ]
+    supported_kv_cache_dtypes: ClassVar[list["CacheDType"]] = ["auto", "float16", "bfloat16"]
+    # The engine writes the cache by `do_kv_cache_update` before it asks for the output.
+    forward_includes_kv_cache_update: bool = False
+
+    @staticmethod
+    def get_name() -> str:
+        # A layer looks its backend up in AttentionBackendEnum by this name: the platform has
+        # registered it there.
+        return "ANVIL_ATTN"
+
+    @staticmethod
+    def get_impl_cls() -> type[AnvilAttentionImpl]:
+        return AnvilAttentionImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[AnvilAttentionMetadataBuilder]:
+        return AnvilAttentionMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(
+        kv_cache_spec: "KVCacheSpec | None" = None,
+    ) -> list[int | MultipleOf]:
+        return [MultipleOf(1)]
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        # Empty is the engine's word for "every size".
+        return []
+
+    @classmethod
+    def supports_attn_type(cls, attn_type: str) -> bool:
+        return attn_type in (
+            AttentionType.DECODER,
+            AttentionType.ENCODER,
+            AttentionType.ENCODER_ONLY,
+            AttentionType.ENCODER_DECODER,
+        )
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_non_causal(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_kv_connector(cls) -> bool:
+        # Connectors copy cache blocks by means of the device they were written for.
+        return False
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        # Tiles are planned from the host's query lengths.
+        return False
+
+    @classmethod
+    def validate_configuration(cls, *args: Any, **kwargs: Any) -> list[str]:
+        """The engine's reasons against a configuration, each with the option that asks for it."""
+        validate = super().validate_configuration
+        given = inspect.signature(validate).bind(*args, **kwargs)
+        given.apply_defaults()
+        return [cls._with_option(reason, given.arguments) for reason in validate(*args, **kwargs)]
+
+    @classmethod
+    def _with_option(cls, reason: str, given: dict[str, Any]) -> str:
+        option = _OPTION_OF_REASON.get(reason)
+        if option is None:
+            return reason
+        name, remedy = option
+        return f"{reason} ({name}={given[name]}): {remedy}"
+
+
+# What the engine says when a `supports_*` above is false -> the argument of
+# `validate_configuration` that carries the option, and what to do about it.
+_OPTION_OF_REASON = {
+    "dtype not supported": ("dtype", "use --dtype bfloat16, float16 or float32"),
+    "kv_cache_dtype not supported": (
+        "kv_cache_dtype",
+        "use --kv-cache-dtype auto, bfloat16 or float16",
+    ),
+    "partial multimodal token full attention not supported": (
+        "use_mm_prefix",
+        "prefix-LM models with bidirectional image tokens cannot run here",
+    ),
+    "MLA not supported": ("use_mla", "set VLLM_MLA_DISABLE=1 to run the model without MLA"),
+    "sparse not supported": ("use_sparse", "models with sparse attention cannot run here"),
+    "per-head quant scales not supported": (
+        "use_per_head_quant_scales",
+        "use --kv-cache-dtype auto, bfloat16 or float16",
+    ),
+    "R-SWA not supported": ("use_rswa", "models with reference sliding windows cannot run here"),
+    "batch invariance not supported": ("use_batch_invariant", "unset VLLM_BATCH_INVARIANT"),
+    "KV connector not supported": ("use_kv_connector", "leave out --kv-transfer-config"),
+    "PCP not supported": ("use_pcp", "use --prefill-context-parallel-size 1"),
+    "DCP not supported": ("use_dcp", "use --decode-context-parallel-size 1"),
+    "device-cpu query lens mismatch not supported, this is needed for adaptive verification": (
+        "use_adaptive_verification",
+        "turn adaptive verification off in --speculative-config",
+    ),
+}
