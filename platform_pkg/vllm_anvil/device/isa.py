@@ -17,5 +17,5 @@ def active_isa() -> str:
 
 
 def supported_isas() -> list[str]:
-    """Instruction sets that this machine can run, from the plainest to the best."""
+    """Instruction sets that this machine can run, best first; `scalar` is always the last."""
     return _C.supported_isas()

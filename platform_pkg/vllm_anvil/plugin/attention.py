@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which attention backend the platform names, and whether it serves what a layer asks for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+if TYPE_CHECKING:
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+# A name of its own, so that no other backend is aliased; a layer looks its backend up by it.
+NAME = "ANVIL_ATTN"
+PATH = "anvil_attention.backend.AnvilAttentionBackend"
+
+
+def register() -> AttentionBackendEnum:
+    """The enum member of the backend, which is made known to vLLM when it is not yet."""
+    if NAME not in AttentionBackendEnum.__members__:
+        register_backend(NAME, PATH)
+    return AttentionBackendEnum[NAME]
+
+
+def choose(selected: AttentionBackendEnum | None, wanted: AttentionSelectorConfig) -> str:
+    """Path of the backend class for a layer.
+
+    Raises ValueError when another backend was selected by name, or with every reason why this one
+    cannot serve the layer.
+    """
+    ours = register()
+    if selected is not None and selected is not ours:
+        raise ValueError(
+            f"--attention-backend {selected.name} does not run on the anvil platform. "
+            f"Use {NAME}, or leave the option out."
+        )
+    reasons = ours.get_class().validate_configuration(
+        device_capability=None,  # type: ignore[arg-type]  # the device has no such number
+        **wanted._asdict(),
+    )
+    if reasons:
+        raise ValueError(
+            f"The anvil platform's attention backend {NAME} cannot run this model: "
+            f"{'; '.join(reasons)}."
+        )
+    return ours.get_path()

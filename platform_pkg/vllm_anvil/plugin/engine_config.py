@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the platform decides in a VllmConfig, and what it refuses.
+
+vLLM calls `apply_defaults` before it fills in its own defaults, and `refuse_unsupported` and
+`update` when the configuration is otherwise complete, all before any process is started: an
+option that cannot work is refused here, by the name the user gave it, within the first seconds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import vllm.envs as vllm_envs
+from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
+from vllm.logger import init_logger
+from vllm.v1.attention.backend import AttentionBackend
+
+import vllm_anvil.device as anvil
+from vllm_anvil.plugin import attention, fit
+
+logger = init_logger("vllm.plugins.anvil.config")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One option that the platform does not support.
+
+    `applies` says whether a configuration uses it; `reason` completes the sentence "OPTION is not
+    supported on the anvil platform: ...".
+    """
+
+    option: str
+    applies: Callable[[VllmConfig], bool]
+    reason: str
+
+
+def _attention() -> type[AttentionBackend]:
+    return attention.register().get_class()
+
+
+REFUSALS = (
+    Refusal(
+        "--enable-lora",
+        lambda c: c.lora_config is not None,
+        "the device has no kernels for adapters. Serve a checkpoint with the adapter merged",
+    ),
+    Refusal(
+        "--speculative-config",
+        lambda c: c.speculative_config is not None,
+        "drafting and rejection sampling consist of Triton kernels, which do not run on the device",
+    ),
+    Refusal(
+        "--kv-transfer-config",
+        lambda c: c.kv_transfer_config is not None,
+        "no connector moves this device's KV cache",
+    ),
+    Refusal(
+        "--kv-offloading-size",
+        lambda c: c.cache_config.kv_offloading_size is not None,
+        "device memory is host memory, so there is nowhere to offload to. Raise "
+        "--gpu-memory-utilization or ANVIL_DEVICE_MEMORY instead",
+    ),
+    Refusal(
+        "--ec-transfer-config",
+        lambda c: c.ec_transfer_config is not None,
+        "no connector moves this device's encoder cache",
+    ),
+    Refusal(
+        "--cpu-offload-gb",
+        lambda c: c.offload_config.uva.cpu_offload_gb > 0,
+        "device memory is host memory, so there is nowhere to offload to",
+    ),
+    Refusal(
+        "--offload-group-size",
+        lambda c: c.offload_config.prefetch.offload_group_size > 0,
+        "device memory is host memory, so there is nowhere to offload to",
+    ),
+    Refusal(
+        "--weight-transfer-config",
+        lambda c: c.weight_transfer_config is not None,
+        "its transports reach CUDA devices only",
+    ),
+    Refusal(
+        "--kv-cache-dtype",
+        lambda c: not _attention().supports_kv_cache_dtype(c.cache_config.cache_dtype),
+        "the attention backend has no kernels for quantised caches. Use auto, bfloat16 or float16",
+    ),
+    Refusal(
+        "--pipeline-parallel-size",
+        lambda c: c.parallel_config.pipeline_parallel_size > 1,
+        "activations cannot be sent from one device to another yet. Use --tensor-parallel-size",
+    ),
+    Refusal(
+        "--decode-context-parallel-size",
+        lambda c: c.parallel_config.decode_context_parallel_size > 1,
+        "the attention backend does not split a sequence over devices",
+    ),
+    Refusal(
+        "--prefill-context-parallel-size",
+        lambda c: c.parallel_config.prefill_context_parallel_size > 1,
+        "the attention backend does not split a sequence over devices",
+    ),
+    Refusal(
+        "--enable-dbo",
+        lambda c: c.parallel_config.use_ubatching,
+        "overlapping two half batches needs streams that run concurrently",
+    ),
+    Refusal(
+        "--distributed-executor-backend ray",
+        lambda c: c.parallel_config.use_ray,
+        "Ray does not know the device as a resource. Use mp",
+    ),
+    Refusal(
+        "a mixture-of-experts model",
+        lambda c: c.model_config is not None and c.model_config.is_moe,
+        "the engine's expert kernels are Triton's and CUDA's. Use a dense model",
+    ),
+    Refusal(
+        "a model with recurrent state (Mamba, linear attention)",
+        lambda c: (
+            c.model_config is not None
+            and (c.model_config.has_inner_state or c.model_config.is_hybrid)
+        ),
+        "the engine's state-space kernels are Triton's. Use a model of attention layers",
+    ),
+    Refusal(
+        "VLLM_USE_V2_MODEL_RUNNER=1",
+        lambda c: c.use_v2_model_runner,
+        "Model Runner V2 consists of Triton kernels, which do not run on the device in this "
+        "version. Unset it",
+    ),
+    Refusal(
+        "VLLM_BATCH_INVARIANT=1",
+        lambda c: vllm_envs.VLLM_BATCH_INVARIANT,
+        "the engine's batch-invariant kernels are Triton's. Unset it",
+    ),
+)
+
+
+def apply_defaults(config: VllmConfig) -> None:
+    """Fills in what the user left open, where the engine's default would suit a GPU only."""
+    if config.compilation_config.mode is None:
+        config.compilation_config.mode = CompilationMode.NONE
+    if config.compilation_config.cudagraph_mode is None:
+        config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
+    # Warm-ups of Triton, FlashInfer and CuTe kernels: none of them is launched on the device.
+    config.kernel_config.enable_jit_warmup = False
+    config.kernel_config.enable_cutedsl_warmup = False
+    config.kernel_config.enable_flashinfer_autotune = False
+
+
+def refuse_unsupported(config: VllmConfig) -> None:
+    """Raises ValueError with one line for each option that cannot work."""
+    lines = [
+        f"{refusal.option} is not supported on the anvil platform: {refusal.reason}."
+        for refusal in REFUSALS
+        if refusal.applies(config)
+    ]
+    if lines:
+        raise ValueError("\n".join(lines))
+    if config.model_config is not None:
+        from vllm_anvil.plugin.platform import AnvilPlatform
+
+        AnvilPlatform.check_if_supports_dtype(config.model_config.dtype)
+    _check_device_count(config)
+    fit.check(config)
+
+
+def _check_device_count(config: VllmConfig) -> None:
+    """Every rank on this host needs a device of its own."""
+    parallel = config.parallel_config
+    assigned = parallel.assigned_physical_gpu_ids
+    if assigned is None:
+        needed = parallel.local_world_size * max(1, parallel.data_parallel_size_local)
+        present = anvil.device_count()
+    else:
+        # --device-ids, or the slice that a data-parallel replica was given.
+        needed, present = parallel.local_world_size, len(assigned)
+    if needed > present:
+        raise ValueError(
+            f"--tensor-parallel-size {parallel.tensor_parallel_size} and --data-parallel-size "
+            f"{parallel.data_parallel_size} need {needed} anvil devices on this host, and "
+            f"{present} {'is' if present == 1 else 'are'} visible. Set ANVIL_DEVICES={needed} to "
+            "cut the host into as many."
+        )
+
+
+def update(config: VllmConfig, worker_cls: str) -> None:
+    """Sets the worker (where the user named none) and what follows from the device."""
+    parallel = config.parallel_config
+    if parallel.worker_cls == "auto":
+        parallel.worker_cls = worker_cls
+
+    compilation = config.compilation_config
+    if compilation.mode != CompilationMode.NONE:
+        logger.warning(
+            "compilation_config.mode=%s is set to NONE: nothing is compiled for the anvil device.",
+            compilation.mode,
+        )
+        compilation.mode = CompilationMode.NONE
+    compilation.cudagraph_mode = CUDAGraphMode.NONE
+    compilation.cudagraph_capture_sizes = []
+    compilation.max_cudagraph_capture_size = 0
+
+    # The device's streams are synchronous: a second batch in flight would overlap nothing, and
+    # cost each request one step past its end.
+    config.scheduler_config.async_scheduling = False
+
+    _set_block_size(config)
+    # Set by the platform's constructor; a program may have changed it since.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+
+
+def _set_block_size(config: VllmConfig) -> None:
+    """The attention backend's preferred KV-cache block size, or the user's when it can be used."""
+    if config.model_config is None:
+        return
+    backend, cache = _attention(), config.cache_config
+    if not cache.user_specified_block_size:
+        cache.block_size = backend.get_preferred_block_size(cache.DEFAULT_BLOCK_SIZE)
+    elif not backend.supports_block_size(cache.block_size):
+        sizes = ", ".join(str(size) for size in backend.get_supported_kernel_block_sizes())
+        raise ValueError(
+            f"--block-size {cache.block_size} is not supported by {backend.get_name()}: "
+            f"it accepts {sizes}."
+        )

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The platform that vLLM asks about everything that depends on the device.
+
+vLLM imports this module while it is itself being imported, and constructs the class once per
+process. So nothing of `vllm.config` or `vllm.v1.attention.backend` is imported at the top (that
+would be circular), and importing the module changes nothing: constructing the platform is what
+checks the environment and registers the device.
+"""
+
+from __future__ import annotations
+
+import os
+import platform as host
+import uuid
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.platforms.interface import Platform, PlatformEnum
+
+from vllm_anvil import envs
+from vllm_anvil.plugin import attention, seams
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+logger = init_logger("vllm.plugins.anvil.platform")
+
+COMMUNICATOR = "anvil_communicator.communicator.AnvilCommunicator"
+WORKER = "vllm_anvil.plugin.worker.AnvilWorker"
+
+
+class AnvilPlatform(Platform):
+    """The host's cores and memory as a device of vLLM.
+
+    Constructing it raises, with one message, when an ANVIL_* variable cannot be used or the device
+    cannot be brought up; vLLM then has no platform at all instead of half of one.
+    """
+
+    _enum = PlatformEnum.OOT
+    device_name = "anvil"
+    device_type = "anvil"
+    dispatch_key = "PrivateUse1"
+    dist_backend = "gloo"
+    device_control_env_var = "ANVIL_VISIBLE_DEVICES"
+    # Inductor knows no code generator for the device.
+    simple_compile_backend = "eager"
+
+    def __init__(self) -> None:
+        envs.validate()
+        anvil = _anvil()
+        # Reads the configuration and plans the devices, so that what cannot work is said now and
+        # not after a model was loaded.
+        anvil.get_device_properties(0)
+        anvil.active_isa()
+        seams.apply(seams.EVERY_PROCESS)
+        attention.register()
+        _use_engine_settings()
+
+    # ------------------------------------------------------------------ configuration
+
+    @classmethod
+    def pre_register_and_update(cls, parser: FlexibleArgumentParser | None = None) -> None:
+        """Called before a configuration is made, with the command line's parser or without."""
+        seams.apply(seams.CONFIGURATION)
+
+    @classmethod
+    def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:
+        from vllm_anvil.plugin import engine_config
+
+        engine_config.apply_defaults(vllm_config)
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
+        """Sets the worker and what the device decides; refuses, by name, what it cannot do."""
+        from vllm_anvil.plugin import engine_config
+
+        engine_config.refuse_unsupported(vllm_config)
+        engine_config.update(vllm_config, worker_cls=WORKER)
+
+    @classmethod
+    def validate_environ(cls, hard_fail: bool) -> None:
+        """vLLM's check of VLLM_* names, and the same for ANVIL_*."""
+        super().validate_environ(hard_fail)
+        for name in envs.unknown():
+            message = (
+                f"Unknown Anvil environment variable detected: {name}. "
+                f"Known ones: {', '.join(envs.VARIABLES)}."
+            )
+            if hard_fail:
+                raise ValueError(message)
+            logger.warning("%s", message)
+
+    @classmethod
+    def verify_quantization(cls, quant: str) -> None:
+        """Refuses vLLM's own methods, whose kernels the device does not have; a method that
+        another package registered is that package's business."""
+        from typing import get_args
+
+        from vllm.model_executor.layers.quantization import QuantizationMethods
+
+        if quant in get_args(QuantizationMethods):
+            raise ValueError(
+                f"--quantization {quant} is not supported on the anvil platform: the device has "
+                "no kernels for quantised weights. Use a checkpoint in bfloat16, float16 or "
+                "float32."
+            )
+
+    @property
+    def supported_dtypes(self) -> list[torch.dtype]:
+        # The first is what "auto" falls back to.
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+    @classmethod
+    def check_if_supports_dtype(cls, dtype: torch.dtype) -> None:
+        supported = (torch.bfloat16, torch.float16, torch.float32)
+        if dtype not in supported:
+            names = ", ".join(str(d).removeprefix("torch.") for d in supported)
+            raise ValueError(
+                f"--dtype {str(dtype).removeprefix('torch.')} is not supported on the anvil "
+                f"platform. Choose one of {names}."
+            )
+
+    # ------------------------------------------------------------------ what runs on the device
+
+    @classmethod
+    def get_attn_backend_cls(
+        cls,
+        selected_backend: AttentionBackendEnum | None,
+        attn_selector_config: AttentionSelectorConfig,
+        num_heads: int | None = None,
+    ) -> str:
+        """Path of the attention backend. Raises ValueError, with the reasons, for a selection or
+        an attention that it does not serve."""
+        return attention.choose(selected_backend, attn_selector_config)
+
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        return COMMUNICATOR
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """Loads the engine's CPU kernels where this build of it has some: on the device they run
+        through the zero-copy fallback. A CUDA build's kernels are of no use here."""
+        from vllm.platforms import vllm_version_matches_substr
+
+        if vllm_version_matches_substr("cpu"):
+            from vllm.platforms.cpu import CpuPlatform
+
+            CpuPlatform.import_kernels()
+
+    @classmethod
+    def import_ir_kernels(cls) -> None:
+        """Imports nothing: the native implementation of every IR op runs on the device, and those
+        in `vllm.kernels` are for GPUs."""
+
+    @classmethod
+    def register_triton_kernel_overrides(cls) -> None:
+        from vllm_anvil.plugin import triton_overrides
+
+        triton_overrides.register()
+
+    @classmethod
+    def opaque_attention_op(cls) -> bool:
+        """False: nothing is compiled, so the attention layer calls its backend directly, which
+        saves two dispatches a layer."""
+        return False
+
+    @classmethod
+    def support_hybrid_kv_cache(cls) -> bool:
+        """True: full and sliding-window layers may have KV caches of their own."""
+        return True
+
+    @classmethod
+    def support_static_graph_mode(cls) -> bool:
+        """False until the device records graphs; vLLM then sets `cudagraph_mode` to NONE."""
+        return False
+
+    @classmethod
+    def check_runner_kv_caches_multi_layer(cls) -> None:
+        """Layers that share an index each keep a cache of their own on this device."""
+
+    def is_sleep_mode_available(self) -> bool:
+        return False
+
+    def is_cumem_allocator_available(self) -> bool:
+        # The engine asks whether `cumem` imports; in a CUDA build it may, and serves no purpose.
+        return False
+
+    # ------------------------------------------------------------------ the device
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        return _anvil().get_device_name(device_id)
+
+    @classmethod
+    def get_device_uuid(cls, device_id: int = 0) -> str:
+        """Stable over processes on a host, different for each device and host."""
+        index = _anvil().get_device_properties(device_id).physical_index
+        return f"ANVIL-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{index}.anvil.{host.node()}')}"
+
+    @classmethod
+    def get_device_total_memory(cls, device_id: int = 0) -> int:
+        """Bytes that the device may hand out."""
+        return _anvil().get_device_properties(device_id).total_memory
+
+    @classmethod
+    def get_current_memory_usage(cls, device: torch.types.Device | None = None) -> float:
+        """Bytes held by tensors on `device` (default: the current one)."""
+        return float(_anvil().memory_allocated(device))
+
+    @classmethod
+    def is_pin_memory_available(cls) -> bool:
+        return True
+
+    @classmethod
+    def is_integrated_gpu(cls, device_id: int = 0) -> bool:
+        """False, although memory is shared with the host: True would make vLLM read the host's
+        free memory instead of the device's."""
+        return False
+
+    @classmethod
+    def num_compute_units(cls, device_id: int = 0) -> int:
+        """Cores of the device."""
+        return len(_anvil().get_device_properties(device_id).cores)
+
+    @classmethod
+    def set_device(cls, device: torch.device) -> None:
+        _anvil().set_device(device)
+
+    @classmethod
+    def manual_seed_all(cls, seed: int) -> None:
+        _anvil().manual_seed_all(seed)
+
+    @classmethod
+    def current_stream(cls) -> Any:
+        return _anvil().current_stream()
+
+
+def _anvil() -> ModuleType:
+    """`torch.anvil`. Importing it registers the device, hence not at the top of this module."""
+    import vllm_anvil.device
+
+    return vllm_anvil.device
+
+
+def _use_engine_settings() -> None:
+    """Decides what vLLM leaves to environment variables, for this process and its children."""
+    # A forked child of a process whose device is up cannot use it, and vLLM itself forces `spawn`
+    # for CUDA and XPU only.
+    method = os.environ.get("VLLM_WORKER_MULTIPROC_METHOD")
+    if method not in (None, "spawn"):
+        logger.warning(
+            "VLLM_WORKER_MULTIPROC_METHOD=%s is overridden with spawn: the anvil device cannot be "
+            "used in a forked child.",
+            method,
+        )
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    # Model Runner V2 consists of Triton kernels; it is refused in engine_config when asked for.
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")

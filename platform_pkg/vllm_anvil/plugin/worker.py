@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker: one process, or one part of it, that drives one device.
+
+It is the engine's GPU worker, with the device brought up by other names and the promises of
+vLLM's plugin document kept where the base class does not keep them. What it inherits on purpose
+is listed in tests/plugin/test_contract.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from vllm.logger import init_logger
+from vllm.model_executor.model_loader import get_model_loader
+from vllm.platforms import current_platform
+from vllm.platforms.interface import set_assigned_physical_gpu_ids
+from vllm.utils.mem_utils import MemorySnapshot, format_gib
+from vllm.utils.torch_utils import set_random_seed
+from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
+from vllm.v1.worker.utils import request_memory
+
+import vllm_anvil.device as anvil
+from vllm_anvil.plugin import seams
+
+if TYPE_CHECKING:
+    from vllm_anvil.plugin.model_runner import AnvilModelRunner
+
+logger = init_logger("vllm.plugins.anvil.worker")
+
+
+class AnvilWorker(Worker):
+    """A rank of the engine on one anvil device."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        seams.apply(seams.WORKER)
+        super().__init__(*args, **kwargs)
+
+    # ------------------------------------------------------------------ bringing the device up
+
+    def init_device(self) -> None:
+        """Takes the rank's device, joins the process groups, and sizes the memory to use.
+
+        Raises ValueError when there is no device for the rank, when the model's dtype is not
+        supported, or when less memory is free than `gpu_memory_utilization` asks for.
+        """
+        self.device = self._take_device()
+        current_platform.check_if_supports_dtype(self.model_config.dtype)
+
+        # Before the memory snapshot, so that what communication holds is counted as taken. The
+        # engine's process groups derive their device from the local rank they are given, which
+        # for a device outside CUDA is the index that this process sees.
+        init_worker_distributed_environment(
+            self.vllm_config,
+            self.rank,
+            self.distributed_init_method,
+            self.device.index,
+            current_platform.dist_backend,
+        )
+        set_random_seed(self.model_config.seed)
+
+        gc.collect()
+        torch.accelerator.empty_cache()
+        external_weights = get_model_loader(self.load_config).get_external_weight_memory(
+            self.vllm_config
+        )
+        self.init_snapshot = MemorySnapshot(device=self.device)
+        self.requested_memory = request_memory(
+            self.init_snapshot, self.cache_config, external_weights
+        )
+        logger.debug("Memory of %s at start: %r", self.device, self.init_snapshot)
+        self._init_workspace_and_model_runner()
+        logger.info(
+            "%s on device=%s: %s, %s GiB of %s GiB to use, model runner %s",
+            type(self).__name__,
+            self.device,
+            current_platform.get_device_name(self.device.index),
+            format_gib(self.requested_memory),
+            format_gib(self.init_snapshot.total_memory),
+            type(self.model_runner).__name__,
+        )
+
+    def _take_device(self) -> torch.device:
+        """The device of this rank, made current.
+
+        The engine assigns each of its data-parallel replicas a slice of the devices; only where it
+        starts no replica itself does the rank have to count past those before it.
+        """
+        parallel = self.parallel_config
+        assigned = parallel.assigned_physical_gpu_ids
+        if assigned is not None:
+            set_assigned_physical_gpu_ids(assigned)
+            present = len(assigned)
+        else:
+            present = torch.accelerator.device_count()
+            if (
+                parallel.distributed_executor_backend != "external_launcher"
+                and parallel.nnodes_within_dp == 1
+            ):
+                replica = parallel.data_parallel_rank_local
+                if replica is None:
+                    replica = parallel.data_parallel_index
+                self.local_rank += replica * parallel.world_size
+        if self.local_rank >= present:
+            raise ValueError(
+                f"Rank {self.rank} is number {self.local_rank + 1} on this host, and there "
+                f"{'is' if present == 1 else 'are'} {present} anvil device"
+                f"{'' if present == 1 else 's'} for it. Set ANVIL_DEVICES={self.local_rank + 1}, "
+                "or start fewer ranks."
+            )
+        index = current_platform.logical_device_id_to_visible_device_id(self.local_rank)
+        device = torch.device("anvil", index)
+        torch.accelerator.set_device_index(device)
+        if parallel.world_size_across_dp > 1:
+            # PyTorch's threads inherit this; the device's own workers are bound by the runtime.
+            os.sched_setaffinity(0, anvil.get_device_properties(index).cores)
+        return device
+
+    def _make_model_runner(self) -> AnvilModelRunner:
+        from vllm_anvil.plugin.model_runner import AnvilModelRunner
+
+        return AnvilModelRunner(self.vllm_config, self.device)
+
+    def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[None]:
+        """Memory allocated inside is accounted under `tag`: "weights", "kv_cache" and so on."""
+        return anvil.memory_tag(tag)
+
+    def initialize_cache(self, num_gpu_blocks: int, num_cpu_blocks: int = 0) -> None:
+        """Records the size of the cache, in blocks. vLLM's document promises the call; the engine
+        sizes the cache through `initialize_from_config` instead."""
+        self.cache_config.num_gpu_blocks = num_gpu_blocks
+        self.cache_config.num_cpu_blocks = num_cpu_blocks
+
+    # ------------------------------------------------------------------ while it runs
+
+    def check_health(self) -> None:
+        """Waits for the device. Raises RuntimeError, which names it, when work on it failed."""
+        try:
+            torch.accelerator.synchronize(self.device)
+        except RuntimeError as error:
+            raise RuntimeError(f"{self.device} of rank {self.rank} is not well: {error}") from error
+
+    def sleep(self, level: int = 1) -> None:
+        self._refuse_sleep("sleep")
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        self._refuse_sleep("wake_up")
+
+    def wakeup(self, tags: list[str] | None = None) -> None:
+        """`wake_up`, under the name that vLLM's document uses."""
+        self.wake_up(tags)
+
+    def discard(self, tags: tuple[str, ...]) -> None:
+        self._refuse_sleep("discard")
+
+    def _refuse_sleep(self, call: str) -> NoReturn:
+        raise NotImplementedError(
+            f"{call}() is not supported on {self.device}: the anvil platform has no sleep mode in "
+            "this version. Start the engine without --enable-sleep-mode."
+        )
+
+    # ------------------------------------------------------------------ the end
+
+    def shutdown(self) -> None:
+        """Releases the model, the KV cache and the memory they held. May be called again, and
+        after a start that failed half-way."""
+        super().shutdown()
+        self.model_runner = None
+        gc.collect()
+        if self.device is not None:
+            torch.accelerator.empty_cache()

