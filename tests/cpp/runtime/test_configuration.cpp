@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "configuration.h"
+#include "units.h"
+
+namespace anvil {
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+Result<Configuration> Read(const Variables& variables) {
+  return ReadConfiguration([&](const char* name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    if (found == variables.end()) return std::nullopt;
+    return found->second;
+  });
+}
+
+TEST(Configuration, DefaultsToOneDeviceWithItsShareOfMemory) {
+  // An empty value is what `VARIABLE= command` leaves: as good as unset.
+  for (const Variables& variables : {Variables{}, Variables{{"ANVIL_DEVICES", ""},
+                                                            {"ANVIL_DEVICE_MEMORY", " "},
+                                                            {"ANVIL_VISIBLE_DEVICES", ""},
+                                                            {"ANVIL_LAUNCH_BLOCKING", ""}}}) {
+    const auto configuration = Read(variables);
+    ASSERT_TRUE(configuration.ok()) << configuration.error;
+    EXPECT_EQ(configuration.value.request.device_count, 1);
+    EXPECT_FALSE(configuration.value.request.device_memory);
+    EXPECT_TRUE(configuration.value.request.visible.empty());
+    EXPECT_FALSE(configuration.value.launch_blocking);
+  }
+}
+
+TEST(Configuration, ReadsEveryVariable) {
+  const auto configuration = Read({{"ANVIL_DEVICES", "4"},
+                                   {"ANVIL_DEVICE_MEMORY", "1.5GiB"},
+                                   {"ANVIL_VISIBLE_DEVICES", "3, 1"},
+                                   {"ANVIL_LAUNCH_BLOCKING", "1"}});
+  ASSERT_TRUE(configuration.ok()) << configuration.error;
+  EXPECT_EQ(configuration.value.request.device_count, 4);
+  EXPECT_EQ(configuration.value.request.device_memory, kGiB + kGiB / 2);
+  EXPECT_EQ(configuration.value.request.visible, (std::vector<int>{3, 1}));
+  EXPECT_TRUE(configuration.value.launch_blocking);
+}
+
+struct Rejected {
+  const char* variable;
+  const char* value;
+  const char* accepted;  // part of the message
+};
+
+class RejectedValue : public testing::TestWithParam<Rejected> {};
+
+TEST_P(RejectedValue, IsNamedWithWhatIsAccepted) {
+  const Rejected& rejected = GetParam();
+  const auto configuration = Read({{rejected.variable, rejected.value}});
+  ASSERT_FALSE(configuration.ok());
+  for (const std::string& part : {std::string(rejected.variable) + "='" + rejected.value + "'",
+                                  std::string("expected"), std::string(rejected.accepted)}) {
+    EXPECT_NE(configuration.error.find(part), std::string::npos)
+        << configuration.error << "\nlacks: " << part;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, RejectedValue,
+                         testing::Values(Rejected{"ANVIL_DEVICES", "0", "from 1 to 64"},
+                                         Rejected{"ANVIL_DEVICES", "-1", "from 1 to 64"},
+                                         Rejected{"ANVIL_DEVICES", "65", "from 1 to 64"},
+                                         Rejected{"ANVIL_DEVICES", "two", "from 1 to 64"},
+                                         Rejected{"ANVIL_DEVICES", "1.5", "from 1 to 64"},
+                                         Rejected{"ANVIL_DEVICE_MEMORY", "0", "1.5G"},
+                                         Rejected{"ANVIL_DEVICE_MEMORY", "-1", "1.5G"},
+                                         Rejected{"ANVIL_DEVICE_MEMORY", "-8GiB", "1.5G"},
+                                         Rejected{"ANVIL_DEVICE_MEMORY", "lots", "1.5G"},
+                                         Rejected{"ANVIL_DEVICE_MEMORY", "8GB", "GiB"},
+                                         Rejected{"ANVIL_DEVICE_MEMORY", "1MiB", "at least 2 MiB"},
+                                         Rejected{"ANVIL_VISIBLE_DEVICES", "a",
+                                                  "separated by commas"},
+                                         Rejected{"ANVIL_VISIBLE_DEVICES", "0,0", "distinct"},
+                                         Rejected{"ANVIL_VISIBLE_DEVICES", "-1", "indices"},
+                                         Rejected{"ANVIL_VISIBLE_DEVICES", "0,", "indices"},
+                                         Rejected{"ANVIL_VISIBLE_DEVICES", ",0", "indices"},
+                                         Rejected{"ANVIL_VISIBLE_DEVICES", "64", "indices"},
+                                         Rejected{"ANVIL_LAUNCH_BLOCKING", "yes", "0 or 1"},
+                                         Rejected{"ANVIL_LAUNCH_BLOCKING", "2", "0 or 1"}));
+
+}  // namespace
+}  // namespace anvil

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SmolLM2-135M on the anvil device against Hugging Face transformers on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from .conftest import NEW_TOKENS, EngineRun, Reference
+
+BFLOAT16_TOLERANCE = 0.05
+TIE = 0.02  # a top-2 gap, in log-probability, that bfloat16 may decide either way
+MAX_DIVERGING = 2
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def run(request: Any, smollm2: Path, engine_run: EngineRun, reference: Reference) -> tuple[str, dict]:
+    """Greedy generation for every prompt, then the reference's tokens teacher-forced, in one engine."""
+    greedy = {"temperature": 0.0, "max_tokens": NEW_TOKENS, "min_tokens": NEW_TOKENS}
+    forced = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 1}
+    requests = [{"token_ids": prompt, "params": greedy} for prompt in reference.prompts]
+    requests += [
+        {"token_ids": prompt + tokens, "params": forced}
+        for prompt, tokens in zip(reference.prompts, reference.tokens, strict=True)
+    ]
+    engine = {
+        "model": str(smollm2),
+        "dtype": request.param,
+        "max_model_len": 1024,
+        "max_num_seqs": 32,
+    }
+    return request.param, engine_run(engine, requests)
+
+
+def test_runs_on_the_device(run: tuple[str, dict]) -> None:
+    assert run[1]["platform"] == "AnvilPlatform" and run[1]["device_type"] == "anvil"
+
+
+def test_greedy_tokens(run: tuple[str, dict], reference: Reference) -> None:
+    dtype, result = run
+    diverging = []
+    for number, expected in enumerate(reference.tokens):
+        tokens = result["outputs"][number]["token_ids"]
+        assert len(tokens) == NEW_TOKENS
+        if tokens != expected:
+            first = next(i for i in range(NEW_TOKENS) if tokens[i] != expected[i])
+            diverging.append((number, first, reference.gaps[number][first].item()))
+    if dtype == "float32":
+        assert not diverging
+    else:
+        assert len(diverging) <= MAX_DIVERGING, diverging
+        assert all(gap < TIE for _, _, gap in diverging), diverging
+
+
+def test_teacher_forced_log_probabilities(run: tuple[str, dict], reference: Reference) -> None:
+    dtype, result = run
+    forced = result["outputs"][len(reference.prompts) :]
+    exact = reference.logprobs[torch.float32]
+    ours = [torch.tensor(output["prompt_logprobs"][-NEW_TOKENS:]) for output in forced]
+    distance = torch.stack([(a - b).abs() for a, b in zip(ours, exact, strict=True)])
+    if dtype == "float32":
+        assert distance.max() < 1e-3
+        return
+    half = reference.logprobs[torch.bfloat16]
+    transformers_distance = torch.stack([(a - b).abs() for a, b in zip(half, exact, strict=True)])
+    print(f"farthest from float32: anvil {distance.max():.4f}, transformers {transformers_distance.max():.4f}; "
+          f"mean {distance.mean():.4f} and {transformers_distance.mean():.4f}")
+    assert distance.max() <= max(BFLOAT16_TOLERANCE, transformers_distance.max())
+    assert distance.mean() <= max(BFLOAT16_TOLERANCE / 10, transformers_distance.mean() * 1.1)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine that is told not to use Anvil behaves bit for bit as one beside which it was never installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import EngineRun
+
+ANVIL_FILES = ("vllm_anvil", "anvil_attention", "anvil_communicator", "__editable__")
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python with every installed distribution but Anvil: an environment of links to this one's."""
+    environment = tmp_path_factory.mktemp("bare") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    python = str(environment / "bin" / "python")
+    probe = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    target = Path(subprocess.check_output([python, "-c", probe], text=True).strip())
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.startswith(ANVIL_FILES):
+            (target / entry.name).symlink_to(entry)
+    absent = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm_anvil') is not None)"
+    subprocess.run([python, "-c", absent], check=True)
+    return python
+
+
+@pytest.fixture(scope="module")
+def job(tiny_llama: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    engine = {
+        "model": str(tiny_llama),
+        "dtype": "float32",
+        "max_model_len": 128,
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 64 << 20,
+    }
+    params = {"temperature": 0.0, "max_tokens": 16, "prompt_logprobs": 1}
+    requests = [{"token_ids": list(range(start, start + 20)), "params": params} for start in (1, 50, 99)]
+    return engine, requests
+
+
+@pytest.fixture(scope="module")
+def bare(job: Any, bare_python: str, engine_run: EngineRun) -> dict[str, Any]:
+    return engine_run(*job, python=bare_python)
+
+
+@pytest.mark.parametrize(
+    "environment", [{"ANVIL_TARGET": "off"}, {"VLLM_TARGET_DEVICE": "cpu"}], ids=["off", "target-cpu"]
+)
+def test_same_engine_bit_for_bit(
+    environment: dict[str, str], job: Any, bare: dict[str, Any], engine_run: EngineRun
+) -> None:
+    """Platform, runner, Triton flag, tokens and log-probabilities are those of the bare environment."""
+    assert bare["device_type"] == "cpu"
+    assert engine_run(*job, **environment) == bare

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the reference pages that are made from the code, or check that they are up to date.
+
+python tools/generate_docs.py [--check]
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "platform_pkg"))
+
+from vllm_anvil import envs  # noqa: E402
+
+PAGES: dict[str, Callable[[], str]] = {"docs/reference/environment.md": envs.markdown}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if one is stale")
+    check = parser.parse_args().check
+    stale = []
+    for name, generate in PAGES.items():
+        page = ROOT / name
+        text = generate()
+        if page.is_file() and page.read_text() == text:
+            continue
+        stale.append(name)
+        if not check:
+            page.parent.mkdir(parents=True, exist_ok=True)
+            page.write_text(text)
+            print(f"wrote {name}")
+    if check and stale:
+        print(f"out of date: {', '.join(stale)}; run `make docs`", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
