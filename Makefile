@@ -24,7 +24,7 @@ help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  \1 \t/p' Makefile | expand -t 14
 
 demo: $(STAMPS)/package model ## Chat with a real model on the anvil device, from nothing
-	$(BIN)/python tools/demo.py
+	@$(BIN)/python tools/demo.py
 
 dev: $(STAMPS)/dev ## Make .venv: the engine, this package (editable) and the development tools
 
@@ -41,7 +41,8 @@ test-cpp: $(STAMPS)/dev ## Run the C++ tests
 	@if tools/ensure_gtest.sh; then \
 	  $(STEP) "compiling the C++ tests" bash -c \
 	    'cmake -S . -B build -DANVIL_BUILD_TESTS=ON && cmake --build build --parallel $(JOBS)' && \
-	  ctest --test-dir build --output-on-failure; \
+	  set -o pipefail && ctest --test-dir build --output-on-failure \
+	    | grep -v -e '^ *Start ' -e ' Passed '; \
 	fi
 
 bench: $(STAMPS)/package model ## Measure what the README's figures come from

@@ -63,6 +63,7 @@ def include_violations(file: Path, lines: list[str]) -> Iterator[str]:
     for number, line in enumerate(lines, 1):
         if layer not in TORCH_LAYERS and TORCH_INCLUDE.match(line):
             yield f"{number}: only csrc/{' and csrc/'.join(TORCH_LAYERS)} may include torch: {line}"
+            continue
         quoted = INCLUDE.match(line)
         if layer in LAYERS and quoted:
             owner = owning_layer(file, layer, quoted[1])

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "cache/cache_args.h"
+#include "gemm/linear_args.h"
 
 namespace anvil::kernels {
 
@@ -34,6 +35,9 @@ struct KernelTable {
   // Range over the bytes of a block, [0, block_bytes). Every range goes through all pairs in order,
   // so that a chain (a to b, then b to c) gives the same result however the range is split.
   void (*copy_blocks)(const CopyBlocksArgs& args, int64_t begin, int64_t end);
+
+  // Range over the columns of the output.
+  void (*linear)(const LinearArgs& args, int64_t begin, int64_t end);
 };
 
 }  // namespace anvil::kernels

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,14 @@ class FreshPython:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def left_behind(self, session: int, seconds: int = 10) -> list[int]:
+        """Processes of a session that do not end within so many seconds; zombies are none."""
+        for _ in range(10 * seconds):
+            if not self.processes_of(session):
+                return []
+            time.sleep(0.1)
+        return self.processes_of(session)
 
     def processes_of(self, session: int) -> list[int]:
         """Processes that still belong to a session, zombies excepted."""

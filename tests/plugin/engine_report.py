@@ -16,6 +16,7 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 import torch
 from vllm import LLM, SamplingParams
 from vllm.config import set_current_vllm_config
+from vllm.sampling_params import StructuredOutputsParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -82,6 +83,18 @@ def main(model: str) -> dict:
     )
     sampled = [tokens(llm.generate(prompts[1], mixed, use_tqdm=False)) for _ in range(2)]
     out["seeded"] = sampled[0] == sampled[1]
+
+    # A structured request between plain ones.
+    choice = SamplingParams(
+        temperature=0,
+        max_tokens=8,
+        structured_outputs=StructuredOutputsParams(choice=["yes", "no"]),
+    )
+    plain = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    batch = [prompts[2], prompts[1], prompts[2]]
+    mixed_outputs = llm.generate(batch, [plain, choice, plain], use_tqdm=False)
+    out["chosen"] = mixed_outputs[1].outputs[0].text
+    out["beside"] = [tokens(mixed_outputs)[i] for i in (0, 2)]
 
     # Calls that the engine makes by name.
     rpc = llm.collective_rpc

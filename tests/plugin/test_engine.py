@@ -93,6 +93,11 @@ def test_sampling_with_a_seed_repeats(report: dict[str, Any]) -> None:
     assert report["seeded"]
 
 
+def test_structured_output_beside_plain_requests(report: dict[str, Any]) -> None:
+    assert report["chosen"] in ("yes", "no")
+    assert report["beside"] == [report["first"][2]] * 2
+
+
 def test_calls_by_name(report: dict[str, Any]) -> None:
     assert report["health"] == [None]
     assert "generate" in report["tasks"][0]
@@ -135,7 +140,7 @@ def generate(
     said = log.read_text()
     assert process.returncode == 0, said
     assert "ENGINE GONE" in said
-    assert python.processes_of(process.pid) == []
+    assert python.left_behind(process.pid) == []
     line = next(x for x in said.splitlines() if x.startswith("TOKENS "))
     return json.loads(line.removeprefix("TOKENS ")), said
 
@@ -193,7 +198,7 @@ def test_served(tiny_model: Path, tmp_path: Path, python: Any, report: dict[str,
 
         server.send_signal(signal.SIGTERM)
         server.wait(timeout=10)
-        assert python.processes_of(server.pid) == []
+        assert python.left_behind(server.pid) == []
     finally:
         for pid in python.processes_of(server.pid):
             os.kill(pid, signal.SIGKILL)

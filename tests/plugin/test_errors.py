@@ -72,7 +72,7 @@ def start(python: Any, tmp_path: Path, environ: dict[str, str], **options: Any) 
     said = log.read_text()
     assert process.returncode == 1, said
     assert "STARTED" not in said
-    assert python.processes_of(process.pid) == []
+    assert python.left_behind(process.pid) == []
     return said
 
 

@@ -213,6 +213,42 @@ def test_kernel_warmup_is_needed() -> None:
     assert "from vllm.models.minimax_m3.nvidia" in source
 
 
+def test_grammar_bitmask_is_needed() -> None:
+    """xgrammar itself cannot mask logits on the device; through the seam a batch of plain and
+    structured requests, in another order than the grammars', is masked as it should be."""
+    from types import SimpleNamespace
+
+    import numpy as np
+    import torch
+    import xgrammar
+    from vllm.v1.worker import gpu_model_runner
+
+    from vllm_anvil.plugin.seams import grammar_bitmask
+
+    logits = torch.zeros(1, 64, device="anvil")
+    mask = torch.full((1, 2), -1, dtype=torch.int32, device="anvil")
+    with pytest.raises(Exception, match="anvil"):
+        xgrammar.apply_token_bitmask_inplace(logits, mask)
+
+    assert "apply_grammar_bitmask(" in inspect.getsource(gpu_model_runner.GPUModelRunner)
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = torch.zeros(3, 64, dtype=dtype, device="anvil")
+        # Request "b" may take tokens 0 to 31 only, request "c" tokens 32 to 63.
+        allowed = np.array([[0, -1], [-1, 0]], dtype=np.int32)
+        grammars = SimpleNamespace(
+            grammar_bitmask=allowed, structured_output_request_ids=["c", "b"]
+        )
+        batch = SimpleNamespace(req_ids=["b", "plain", "c"])
+        scheduled = SimpleNamespace(scheduled_spec_decode_tokens={})
+        grammar_bitmask.apply_grammar_bitmask(scheduled, grammars, batch, logits)
+        finite = logits.cpu().isfinite()
+        assert finite[0, :32].all()
+        assert not finite[0, 32:].any()
+        assert finite[1].all()
+        assert finite[2, 32:].all()
+        assert not finite[2, :32].any()
+
+
 def test_nothing_is_adapted_before_a_worker_exists(python: Any) -> None:
     result = python(
         """

@@ -13,6 +13,7 @@
 #include "cache/copy_blocks-inl.h"
 #include "cache/find_out_of_range-inl.h"
 #include "cache/write_kv_cache-inl.h"
+#include "gemm/linear-inl.h"
 #include "kernel_table.h"
 
 #define ANVIL_STRING_OF(x) #x
@@ -28,6 +29,7 @@ constinit const KernelTable table = {
     .compute_slot_mapping = compute_slot_mapping,
     .write_kv_cache = write_kv_cache,
     .copy_blocks = copy_blocks,
+    .linear = linear,
 };
 
 }  // namespace anvil::kernels::ANVIL_ISA_NAMESPACE

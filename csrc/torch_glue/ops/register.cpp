@@ -20,4 +20,7 @@ TORCH_LIBRARY(anvil, m) {
       tags);
   m.def("copy_blocks(Tensor(a!) cache, Tensor block_pairs) -> ()", tags);
   m.def("swap_blocks(Tensor src, Tensor(a!) dst, Tensor block_pairs) -> ()", tags);
+
+  // gemm: see vllm_anvil/ops/gemm.py
+  m.def("linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor", tags);
 }

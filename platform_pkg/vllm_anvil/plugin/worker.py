@@ -24,7 +24,7 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.utils import request_memory
 
 import vllm_anvil.device as anvil
-from vllm_anvil.plugin import seams
+from vllm_anvil.plugin import custom_ops, seams
 
 if TYPE_CHECKING:
     from vllm_anvil.plugin.model_runner import AnvilModelRunner
@@ -35,8 +35,12 @@ logger = init_logger("vllm.plugins.anvil.worker")
 class AnvilWorker(Worker):
     """A rank of the engine on one anvil device."""
 
+    # Named for whoever asks what a worker runs without starting one.
+    model_runner_cls = "vllm_anvil.plugin.model_runner.AnvilModelRunner"
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         seams.apply(seams.WORKER)
+        custom_ops.register()
         super().__init__(*args, **kwargs)
 
     # ------------------------------------------------------------------ bringing the device up

@@ -52,6 +52,10 @@ struct Rejected {
   const char* accepted;  // part of the message
 };
 
+void PrintTo(const Rejected& rejected, std::ostream* stream) {
+  *stream << rejected.variable << "='" << rejected.value << "'";
+}
+
 class RejectedValue : public testing::TestWithParam<Rejected> {};
 
 TEST_P(RejectedValue, IsNamedWithWhatIsAccepted) {

@@ -10,6 +10,10 @@ struct BrokenVariable {
   const char* words;  // a regular expression
 };
 
+void PrintTo(const BrokenVariable& broken, std::ostream* stream) {
+  *stream << broken.variable << "='" << broken.value << "'";
+}
+
 class BrokenConfigurationDeathTest : public testing::TestWithParam<BrokenVariable> {};
 
 TEST_P(BrokenConfigurationDeathTest, EveryCallSaysTheSame) {

@@ -16,7 +16,14 @@ from importlib import import_module
 # anything.
 EVERY_PROCESS = ("engine_metadata",)
 CONFIGURATION = ("batch_defaults",)
-WORKER = ("triton_flag", "torch_threads", "torch_cuda_names", "kernel_warmup")
+WORKER = (
+    "triton_flag",
+    "torch_threads",
+    "torch_cuda_names",
+    "kernel_warmup",
+    "grammar_bitmask",
+    "unquantized_gemm",
+)
 ALL = EVERY_PROCESS + CONFIGURATION + WORKER
 
 

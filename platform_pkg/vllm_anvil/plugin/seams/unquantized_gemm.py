@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seam: the matrix product of layers without quantisation.
+
+What vLLM does
+    `vllm.model_executor.layers.utils.dispatch_unquantized_gemm`, which linear layers and the
+    language-model head call, knows a function for ROCm, CUDA and the CPU; any other platform gets
+    `default_unquantized_gemm`, which is `torch.nn.functional.linear`.
+What is changed
+    That default means a function that runs half-precision weights of the device through
+    `torch.ops.anvil.linear`, which accumulates and returns float32. A layer's output is rounded to
+    the dtype of its input; logits stay in float32, where the sampler wants them: rounded to
+    bfloat16, the best two tokens are often the same number.
+Checked against
+    vllm 0.32.
+Unnecessary when
+    The engine asks the platform for the product.
+Test that fails then
+    tests/plugin/test_seams.py::test_unquantized_gemm_is_needed
+"""
+
+from __future__ import annotations
+
+import torch
+from vllm.model_executor.layers import utils
+
+from vllm_anvil.ops.gemm import linear
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def unquantized_gemm(
+    layer: torch.nn.Module,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x [..., depth] times weight [columns, depth], transposed, plus bias [columns]."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    if weight.dtype not in HALF or weight.device.type != "anvil" or weight.stride(-1) != 1:
+        return torch.nn.functional.linear(x, weight, bias)
+    result = linear(x, weight, bias)
+    return result if isinstance(layer, VocabParallelEmbedding) else result.to(x.dtype)
+
+
+def apply() -> None:
+    utils.default_unquantized_gemm = unquantized_gemm

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which models get float32 hidden states, and what changes in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("platform")
+
+PROGRAM = """
+import torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm_anvil.plugin import custom_ops, precision, seams
+
+if __name__ == "__main__":
+    with set_current_vllm_config(VllmConfig()):
+        seams.apply(["unquantized_gemm"])
+        custom_ops.register()
+        custom_ops.register()
+        from vllm.distributed import init_distributed_environment, initialize_model_parallel
+        init_distributed_environment(1, 0, "tcp://127.0.0.1:{port}", 0, "gloo")
+        initialize_model_parallel()
+        from vllm.model_executor.layers.layernorm import RMSNorm
+        from vllm.model_executor.layers.linear import ReplicatedLinear
+        from vllm.model_executor.layers.rotary_embedding import get_rope
+        from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+        torch.set_default_dtype(torch.{dtype})
+
+        class Model(torch.nn.Module):
+            def __init__(self, extra=None):
+                super().__init__()
+                self.embed = VocabParallelEmbedding(64, 32)
+                self.norm = RMSNorm(32)
+                self.proj = ReplicatedLinear(32, 48)
+                self.rope = get_rope(16, 128, rope_parameters={{"rope_theta": 10000.0}})
+                if extra is not None:
+                    self.extra = extra
+
+        with torch.device("anvil"):
+            model = Model()
+            torch.nn.init.normal_(model.embed.weight)
+            torch.nn.init.normal_(model.proj.weight)
+            torch.nn.init.zeros_(model.proj.bias)
+            mixed = Model(torch.nn.LayerNorm(32))
+        assert type(model.embed).__name__ == "AnvilVocabParallelEmbedding"
+        assert model.norm.weight.dtype == torch.float32
+        ids = torch.arange(5, device="anvil")
+        assert not precision.widen(mixed)
+        assert mixed.embed(ids).dtype == torch.{dtype}
+        widened = precision.widen(model)
+        assert widened == (torch.{dtype} != torch.float32)
+        hidden = model.norm(model.embed(ids))
+        assert hidden.dtype == torch.float32
+        output = model.proj(hidden)[0]
+        assert output.dtype == torch.float32
+        exact = hidden.double() @ model.proj.weight.double().T
+        assert (output.double() - exact).abs().max() < 1e-4
+        assert model.rope.cos_sin_cache.dtype == torch.float32
+        assert mixed.rope.cos_sin_cache.dtype == torch.{dtype}
+        # Logits: a product with the embedding's weight is float32 whatever its input is.
+        logits = model.embed.quant_method.apply(model.embed, hidden.to(torch.{dtype}))
+        assert logits.dtype == torch.float32
+        assert model.proj(hidden.to(torch.{dtype}))[0].dtype == torch.{dtype}
+        print("checked")
+"""
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_hidden_states(dtype: str, python: Any, free_port: int) -> None:
+    result = python(PROGRAM.format(dtype=dtype, port=free_port))
+    assert "checked" in result.stdout, result.stdout + result.stderr
