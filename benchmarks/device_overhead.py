@@ -3,8 +3,9 @@
 
     python benchmarks/device_overhead.py [--json]
 
-Every result is checked before it is timed. Figures are medians over rounds, in microseconds a call; `added` is the
-median of the differences between neighbouring rounds, so that a change of clock speed cancels out.
+Every result is checked before it is timed. Figures are medians over rounds, in microseconds a call;
+`added` is the median of the differences between neighbouring rounds, so that a change of clock
+speed cancels out.
 """
 
 from __future__ import annotations

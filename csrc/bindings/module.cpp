@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Python module _C: a thin layer over the runtime and the glue. Everything a user sees is in vllm_anvil/device.
+// The Python module _C: a thin layer over the runtime and the glue. Everything a user sees is in
+// vllm_anvil/device.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -27,7 +28,8 @@ py::dict device_properties(int device) {
   anvil::check(anvilGetDeviceProperties(&properties, device));
   py::dict result;
   result["name"] = properties.name;
-  result["cores"] = py::tuple(py::cast(std::vector<int>(properties.cores, properties.cores + properties.core_count)));
+  result["cores"] = py::tuple(
+      py::cast(std::vector<int>(properties.cores, properties.cores + properties.core_count)));
   result["numa_node"] = properties.numa_node;
   result["total_memory"] = properties.total_memory;
   result["physical_index"] = properties.physical_index;
@@ -52,9 +54,11 @@ py::dict tag_stats(int device) {
   return result;
 }
 
-// Events are named by the address that torch.Event.event_id gives; 0 is one that was never recorded.
+// Events are named by the address that torch.Event.event_id gives; 0 is one that was never
+// recorded.
 float event_elapsed_time(uintptr_t start, uintptr_t end) {
-  TORCH_CHECK(start != 0 && end != 0, "Both events must be recorded before their elapsed time can be asked for.");
+  TORCH_CHECK(start != 0 && end != 0,
+              "Both events must be recorded before their elapsed time can be asked for.");
   float milliseconds = 0;
   anvil::check(anvilEventElapsedTime(&milliseconds, reinterpret_cast<anvilEvent_t>(start),
                                      reinterpret_cast<anvilEvent_t>(end)));
@@ -64,13 +68,15 @@ float event_elapsed_time(uintptr_t start, uintptr_t end) {
 void empty_cache(int device) { anvil::check(anvilMemEmptyCache(device)); }
 
 at::Tensor host_alias(const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.device().type() == anvil::kAnvil, "host_alias takes a tensor on an anvil device; got one on ",
-              tensor.device());
-  // The inner alias is for CPU kernels only; what leaves here is an ordinary CPU tensor over the same twin.
+  TORCH_CHECK(tensor.device().type() == anvil::kAnvil,
+              "host_alias takes a tensor on an anvil device; got one on ", tensor.device());
+  // The inner alias is for CPU kernels only; what leaves here is an ordinary CPU tensor over the
+  // same twin.
   const at::Tensor inner = anvil::host_alias(tensor);
   at::Tensor result = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(inner.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU), inner.dtype());
-  result.unsafeGetTensorImpl()->set_sizes_and_strides(inner.sizes(), inner.strides(), inner.storage_offset());
+  result.unsafeGetTensorImpl()->set_sizes_and_strides(inner.sizes(), inner.strides(),
+                                                      inner.storage_offset());
   return result;
 }
 
@@ -110,7 +116,8 @@ PYBIND11_MODULE(_C, m) {
   def(m, "event_elapsed_time", &event_elapsed_time);
   def(m, "empty_cache", &empty_cache);
   def(m, "tag_stats", &tag_stats);
-  def(m, "push_memory_tag", [](const std::string& tag) { anvil::check(anvilMemPushTag(tag.c_str())); });
+  def(m, "push_memory_tag",
+      [](const std::string& tag) { anvil::check(anvilMemPushTag(tag.c_str())); });
   def(m, "pop_memory_tag", [] { anvil::check(anvilMemPopTag()); });
   def(m, "host_alias", &host_alias);
   def(m, "active_isa", &active_isa);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The zero-copy fallback keeps aliasing, strides, offsets, in-place and out= forms as they are on the CPU."""
+"""The zero-copy fallback keeps aliasing, strides, offsets, in-place and out= forms as on the CPU."""
 
 from __future__ import annotations
 
@@ -88,7 +88,10 @@ def test_out_is_resized_like_on_the_cpu() -> None:
     torch.testing.assert_close(out.cpu(), a.sum(0))
     assert out.untyped_storage().nbytes() == alias.nbytes() >= 7 * 4
     assert out.untyped_storage().data_ptr() == out.data_ptr() != 0
-    values, indices = torch.empty(0, device="anvil"), torch.empty(0, dtype=torch.int64, device="anvil")
+    values, indices = (
+        torch.empty(0, device="anvil"),
+        torch.empty(0, dtype=torch.int64, device="anvil"),
+    )
     torch.sort(a.to("anvil"), out=(values, indices))
     same(values, a.sort().values)
     same(indices, a.sort().indices)
@@ -151,7 +154,7 @@ def test_host_alias_is_the_same_memory() -> None:
 
 
 def test_foreign_memory() -> None:
-    """Memory that did not come from the device's allocator: a device tensor made over a storage by DLPack."""
+    """Memory that did not come from the device's allocator: a device tensor made by DLPack."""
     x = torch.arange(6.0, device="anvil")
     y = torch.from_dlpack(x)
     assert y.device == x.device and y.data_ptr() == x.data_ptr()

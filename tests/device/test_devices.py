@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices: count, current, properties, configuration errors, fork. Configuration is read once, hence subprocesses."""
+"""Devices: count, properties, configuration errors, fork. Configuration is read once a process."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ def test_forked_child_gets_a_clear_error() -> None:
         "pid = os.fork()\n"
         "if pid == 0:\n"
         "    try:\n        torch.ones(2, device='anvil')\n"
-        "    except RuntimeError as e:\n        print('fork' in str(e).lower() and 'spawn' in str(e), flush=True)\n"
+        "    except RuntimeError as e:\n"
+        "        print('fork' in str(e).lower() and 'spawn' in str(e), flush=True)\n"
         "    os._exit(0)\n"
         "assert os.waitpid(pid, 0)[1] == 0\n"
         "assert x.tolist() == [1, 1]\n"

@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-import vllm_anvil.device  # noqa: F401
+import vllm_anvil.device
 
 MIB = 1 << 20
 
@@ -102,7 +102,9 @@ def test_accelerator_memory_functions_agree() -> None:
     x = torch.empty(MIB, dtype=torch.uint8, device="anvil")
     assert torch.accelerator.memory_allocated() == torch.anvil.memory_allocated() >= MIB
     assert torch.accelerator.memory_reserved() == torch.anvil.memory_reserved()
-    assert torch.accelerator.get_memory_info()[1] == torch.anvil.get_device_properties().total_memory
+    assert (
+        torch.accelerator.get_memory_info()[1] == torch.anvil.get_device_properties().total_memory
+    )
     stats = torch.accelerator.memory_stats()
     assert stats["allocated_bytes.all.current"] == torch.anvil.memory_allocated()
     torch.accelerator.reset_peak_memory_stats()

@@ -46,7 +46,9 @@ def test_scalars_on_the_cpu_may_join() -> None:
     assert (scalar * X.to("anvil")).device.type == "anvil"
     assert torch.where(X.to("anvil") > 0, scalar, X.to("anvil")).sum().item() == 18
     assert (X.to("anvil") + 1).dtype == torch.float32
-    assert (torch.ones(2, dtype=torch.bfloat16, device="anvil") * torch.tensor(2.0)).dtype == torch.bfloat16
+    assert (
+        torch.ones(2, dtype=torch.bfloat16, device="anvil") * torch.tensor(2.0)
+    ).dtype == torch.bfloat16
 
 
 def test_index_tensors_may_be_on_the_cpu() -> None:

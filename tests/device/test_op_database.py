@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's own op database on the device: every op gives what it gives on the CPU, or is refused by name here.
+"""PyTorch's own op database on the device: every op gives what it gives on the CPU, or is refused.
 
-The arithmetic of a fallback op is the CPU's own; what is tested is the way there and back: aliasing, strides, dtypes,
-out-of-place and in-place forms, lists, scalars, generators.
+The arithmetic of a fallback op is the CPU's own; what is tested is the way there and back: aliasing,
+strides, dtypes, out-of-place and in-place forms, lists, scalars, generators.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ import vllm_anvil.device  # noqa: F401
 warnings.filterwarnings("ignore")
 op_database = pytest.importorskip("torch.testing._internal.common_methods_invocations")
 
-# Results are random, uninitialised, or describe the device itself: only shape and dtype are compared.
+# Results are random, uninitialised, or about the device: only shape and dtype are compared.
 VALUES_DIFFER = {
-    "bernoulli", "cauchy", "empty", "empty_like", "empty_permuted", "empty_strided", "exponential", "geometric",
-    "log_normal", "multinomial", "new_empty", "new_empty_strided", "nn.functional.alpha_dropout",
-    "nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d",
-    "nn.functional.feature_alpha_dropout", "nn.functional.fractional_max_pool2d",
-    "nn.functional.fractional_max_pool3d", "nn.functional.multi_head_attention_forward", "nn.functional.rrelu",
-    "nn.functional.scaled_dot_product_attention", "normal", "normal_in_place", "pca_lowrank", "rand_like", "randint",
-    "randint_like", "randn", "randn_like", "svd_lowrank", "uniform",
+    "bernoulli", "cauchy", "empty", "empty_like", "empty_permuted", "empty_strided",
+    "exponential", "geometric", "log_normal", "multinomial", "new_empty", "new_empty_strided",
+    "nn.functional.alpha_dropout", "nn.functional.dropout", "nn.functional.dropout2d",
+    "nn.functional.dropout3d", "nn.functional.feature_alpha_dropout",
+    "nn.functional.fractional_max_pool2d", "nn.functional.fractional_max_pool3d",
+    "nn.functional.multi_head_attention_forward", "nn.functional.rrelu",
+    "nn.functional.scaled_dot_product_attention", "normal", "normal_in_place", "pca_lowrank",
+    "rand_like", "randint", "randint_like", "randn", "randn_like", "svd_lowrank", "uniform",
 }  # fmt: skip
 
 # Ops that make or take tensors which the device does not have.
@@ -103,7 +104,12 @@ def test_op_equals_the_cpu(op: Any) -> None:
         torch.manual_seed(number)
         compare(op(*device_arguments, **device_keywords), expected, op.name not in VALUES_DIFFER)
         in_place = op.inplace_variant
-        if in_place is not None and number == 0 and not op.name.startswith("_") and sample.broadcasts_input is False:
+        if (
+            in_place is not None
+            and number == 0
+            and not op.name.startswith("_")
+            and sample.broadcasts_input is False
+        ):
             cpu_self, device_self = clone(sample.input), to_device(clone(sample.input))
             try:
                 expected = in_place(cpu_self, *sample.args, **keywords)

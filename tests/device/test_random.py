@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers on the device: seeding, state, independence from the CPU's generator, distribution."""
+"""Random numbers on the device: seeds, state, independence from the CPU's generator, distribution."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def test_explicit_generators() -> None:
     assert torch.equal(a, b)
     clone = generator.clone_state()
     assert torch.equal(
-        torch.rand(3, generator=generator, device="anvil"), torch.rand(3, generator=clone, device="anvil")
+        torch.rand(3, generator=generator, device="anvil"),
+        torch.rand(3, generator=clone, device="anvil"),
     )
     with pytest.raises(RuntimeError, match="generator"):
         torch.rand(3, device="anvil").uniform_(generator=torch.Generator())
@@ -61,15 +62,24 @@ def test_explicit_generators() -> None:
 def test_distributions_have_their_mean_and_spread(draw: str) -> None:
     torch.anvil.manual_seed(7)
     x = getattr(torch.empty(200_000, device="anvil"), draw)().double()
-    mean, std = {"uniform_": (0.5, 0.2887), "normal_": (0, 1), "exponential_": (1, 1), "bernoulli_": (0.5, 0.5)}[draw]
+    mean, std = {
+        "uniform_": (0.5, 0.2887),
+        "normal_": (0, 1),
+        "exponential_": (1, 1),
+        "bernoulli_": (0.5, 0.5),
+    }[draw]
     assert abs(x.mean().item() - mean) < 0.01 and abs(x.std().item() - std) < 0.01
 
 
 def test_random_integers_multinomial_and_dropout_draw_on_the_device() -> None:
     torch.anvil.manual_seed(9)
     assert torch.randperm(100, device="anvil").sort().values.tolist() == list(range(100))
-    counts = torch.multinomial(torch.tensor([0.1, 0.9], device="anvil"), 20_000, replacement=True).bincount()
+    counts = torch.multinomial(
+        torch.tensor([0.1, 0.9], device="anvil"), 20_000, replacement=True
+    ).bincount()
     assert abs(counts[1].item() / 20_000 - 0.9) < 0.02
-    kept = torch.nn.functional.dropout(torch.ones(20_000, device="anvil"), 0.25).count_nonzero().item()
+    kept = (
+        torch.nn.functional.dropout(torch.ones(20_000, device="anvil"), 0.25).count_nonzero().item()
+    )
     assert abs(kept / 20_000 - 0.75) < 0.02
     assert torch.randint(0, 5, (1000,), device="anvil").max().item() == 4

@@ -32,7 +32,9 @@ def test_current_stream_follows_the_context() -> None:
 def test_stream_is_per_thread() -> None:
     seen = []
     with torch.anvil.stream(torch.anvil.Stream()):
-        thread = threading.Thread(target=lambda: seen.append(torch.anvil.current_stream().stream_id))
+        thread = threading.Thread(
+            target=lambda: seen.append(torch.anvil.current_stream().stream_id)
+        )
         thread.start()
         thread.join()
     assert seen == [0]

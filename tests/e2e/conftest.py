@@ -49,7 +49,10 @@ def engine_run(tmp_path_factory: pytest.TempPathFactory) -> EngineRun:
     """`run(engine, requests, python=sys.executable, **environment)` -> the engine's report."""
 
     def run(
-        engine: dict[str, Any], requests: list[dict[str, Any]], python: str = sys.executable, **environment: str
+        engine: dict[str, Any],
+        requests: list[dict[str, Any]],
+        python: str = sys.executable,
+        **environment: str,
     ) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("engine")
         job, result = folder / "job.json", folder / "result.json"
@@ -62,7 +65,9 @@ def engine_run(tmp_path_factory: pytest.TempPathFactory) -> EngineRun:
             timeout=600,
         )
         if done.returncode != 0:
-            pytest.fail(f"the engine failed:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}", pytrace=False)
+            pytest.fail(
+                f"the engine failed:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}", pytrace=False
+            )
         return json.loads(result.read_text())
 
     return run
@@ -85,7 +90,9 @@ class Reference:
     gaps: list[torch.Tensor]
 
 
-def _distributions(model: Any, prompts: list[list[int]], tokens: list[list[int]]) -> list[torch.Tensor]:
+def _distributions(
+    model: Any, prompts: list[list[int]], tokens: list[list[int]]
+) -> list[torch.Tensor]:
     """[NEW_TOKENS, vocabulary] log-probabilities before each continued token, float32."""
     result = []
     for prompt, continuation in zip(prompts, tokens, strict=True):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one engine in this process and writes what it did: `python engine_run.py JOB.json RESULT.json`.
+"""Runs one engine in this process: `python engine_run.py JOB.json RESULT.json`.
 
-JOB: {"engine": keyword arguments of vllm.LLM, "requests": [{"token_ids": [...], "params": {...}}, ...]}.
-RESULT: {"platform", "device_type", "runner", "has_triton", "outputs": [{"token_ids", "prompt_logprobs"}, ...]}.
-A process of its own keeps engines apart from each other and from pytest; the environment chooses the platform.
+JOB: {"engine": arguments of vllm.LLM, "requests": [{"token_ids": [...], "params": {...}}, ...]}.
+RESULT: {"platform", "device_type", "runner", "has_triton",
+"outputs": [{"token_ids", "prompt_logprobs"}, ...]}.
+A process of its own keeps engines apart; the environment chooses the platform.
 """
 
 from __future__ import annotations

@@ -17,8 +17,10 @@ MAX_DIVERGING = 2
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def run(request: Any, smollm2: Path, engine_run: EngineRun, reference: Reference) -> tuple[str, dict]:
-    """Greedy generation for every prompt, then the reference's tokens teacher-forced, in one engine."""
+def run(
+    request: Any, smollm2: Path, engine_run: EngineRun, reference: Reference
+) -> tuple[str, dict]:
+    """Greedy generation for every prompt, then the reference's tokens teacher-forced."""
     greedy = {"temperature": 0.0, "max_tokens": NEW_TOKENS, "min_tokens": NEW_TOKENS}
     forced = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 1}
     requests = [{"token_ids": prompt, "params": greedy} for prompt in reference.prompts]
@@ -66,7 +68,10 @@ def test_teacher_forced_log_probabilities(run: tuple[str, dict], reference: Refe
         return
     half = reference.logprobs[torch.bfloat16]
     transformers_distance = torch.stack([(a - b).abs() for a, b in zip(half, exact, strict=True)])
-    print(f"farthest from float32: anvil {distance.max():.4f}, transformers {transformers_distance.max():.4f}; "
-          f"mean {distance.mean():.4f} and {transformers_distance.mean():.4f}")
+    print(
+        f"farthest from float32: anvil {distance.max():.4f}, "
+        f"transformers {transformers_distance.max():.4f}; "
+        f"mean {distance.mean():.4f} and {transformers_distance.mean():.4f}"
+    )
     assert distance.max() <= max(BFLOAT16_TOLERANCE, transformers_distance.max())
     assert distance.mean() <= max(BFLOAT16_TOLERANCE / 10, transformers_distance.mean() * 1.1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine that is told not to use Anvil behaves bit for bit as one beside which it was never installed."""
+"""An engine told not to use Anvil behaves bit for bit as one beside which it was never installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANVIL_FILES = ("vllm_anvil", "anvil_attention", "anvil_communicator", "__editabl
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Python with every installed distribution but Anvil: an environment of links to this one's."""
+    """A Python with all installed distributions but Anvil: an environment of links."""
     environment = tmp_path_factory.mktemp("bare") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     python = str(environment / "bin" / "python")
@@ -27,7 +27,9 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if not entry.name.startswith(ANVIL_FILES):
             (target / entry.name).symlink_to(entry)
-    absent = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm_anvil') is not None)"
+    absent = (
+        "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm_anvil') is not None)"
+    )
     subprocess.run([python, "-c", absent], check=True)
     return python
 
@@ -42,7 +44,9 @@ def job(tiny_llama: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         "kv_cache_memory_bytes": 64 << 20,
     }
     params = {"temperature": 0.0, "max_tokens": 16, "prompt_logprobs": 1}
-    requests = [{"token_ids": list(range(start, start + 20)), "params": params} for start in (1, 50, 99)]
+    requests = [
+        {"token_ids": list(range(start, start + 20)), "params": params} for start in (1, 50, 99)
+    ]
     return engine, requests
 
 
@@ -52,11 +56,13 @@ def bare(job: Any, bare_python: str, engine_run: EngineRun) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "environment", [{"ANVIL_TARGET": "off"}, {"VLLM_TARGET_DEVICE": "cpu"}], ids=["off", "target-cpu"]
+    "environment",
+    [{"ANVIL_TARGET": "off"}, {"VLLM_TARGET_DEVICE": "cpu"}],
+    ids=["off", "target-cpu"],
 )
 def test_same_engine_bit_for_bit(
     environment: dict[str, str], job: Any, bare: dict[str, Any], engine_run: EngineRun
 ) -> None:
-    """Platform, runner, Triton flag, tokens and log-probabilities are those of the bare environment."""
+    """Platform, runner, Triton flag, tokens and log-probabilities equal the bare environment's."""
     assert bare["device_type"] == "cpu"
     assert engine_run(*job, **environment) == bare

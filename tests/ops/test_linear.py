@@ -17,7 +17,9 @@ def check(result: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Non
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 7, 64, 67])
-@pytest.mark.parametrize(("columns", "depth"), [(1, 1), (3, 15), (9, 16), (33, 31), (40, 576), (0, 8)])
+@pytest.mark.parametrize(
+    ("columns", "depth"), [(1, 1), (3, 15), (9, 16), (33, 31), (40, 576), (0, 8)]
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_equals_float64(
     rows: int, columns: int, depth: int, dtype: torch.dtype, device: torch.device
@@ -33,7 +35,12 @@ def test_equals_float64(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_strided_offset_and_batched_inputs(dtype: torch.dtype, device: torch.device) -> None:
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(5, 6, 3, 40, generator=generator).to(dtype).to(device)[1:, :, 1, 3:36].transpose(0, 1)
+    x = (
+        torch.randn(5, 6, 3, 40, generator=generator)
+        .to(dtype)
+        .to(device)[1:, :, 1, 3:36]
+        .transpose(0, 1)
+    )
     weight = torch.randn(30, 50, generator=generator).bfloat16().to(device)[2::2, 9:42]
     assert not x.is_contiguous() and not weight.is_contiguous()
     check(gemm.linear(x, weight), x, weight, None)

@@ -262,3 +262,15 @@ for name, value in before.items():
 """
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_unquantized_gemm_is_needed() -> None:
+    """The engine asks by device kind and leaves any other platform torch's product, whose
+    half-precision result is rounded; the name it looks up is the one the seam sets."""
+    from vllm.model_executor.layers import linear, utils, vocab_parallel_embedding
+
+    source = inspect.getsource(utils.dispatch_unquantized_gemm)
+    assert "elif not current_platform.is_cuda():\n        return default_unquantized_gemm" in source
+    for caller in (linear, vocab_parallel_embedding):
+        assert caller.dispatch_unquantized_gemm is utils.dispatch_unquantized_gemm
+    assert "torch.nn.functional.linear(x, weight, bias)" in Path(utils.__file__).read_text()

@@ -8,10 +8,13 @@ namespace {
 using namespace at;            // NOLINT: torch's macros below name members of both
 using namespace at::autocast;  // NOLINT
 
-Tensor refuse_binary_cross_entropy(const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t) {
+Tensor refuse_binary_cross_entropy(const Tensor&, const Tensor&, const std::optional<Tensor>&,
+                                   int64_t) {
   TORCH_CHECK(false,
-              "binary_cross_entropy takes logarithms of probabilities, which overflow in half precision. Under autocast use "
-              "binary_cross_entropy_with_logits on the values before the sigmoid, or leave autocast for this call.");
+              "binary_cross_entropy takes logarithms of probabilities, which overflow in half "
+              "precision. Under autocast use "
+              "binary_cross_entropy_with_logits on the values before the sigmoid, or leave "
+              "autocast for this call.");
 }
 
 #define ANVIL_LOWER_PRECISION(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)

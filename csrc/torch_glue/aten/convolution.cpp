@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Convolutions. On a backend outside PyTorch's tree `convolution` ends in an op of its own for the backend to implement,
-// before any CPU kernel could be found; these lead back to the CPU's.
+// Convolutions. On a backend outside PyTorch's tree `convolution` ends in an op of its own for the
+// backend to implement, before any CPU kernel could be found; these lead back to the CPU's.
 #include <torch/library.h>
 
 #include "aten/fallback.h"
@@ -8,16 +8,21 @@
 namespace anvil {
 namespace {
 
-c10::OperatorHandle find(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
+c10::OperatorHandle find(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+}
 
-void convolution(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+void convolution(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
+                 torch::jit::Stack* stack) {
   static const OpTraits traits(op.schema());
   static const c10::OperatorHandle kernel = find("aten::convolution");
   run_on_host(op, traits, kernel, stack);
 }
 
-// convolution_backward takes one argument more: the sizes of the bias, or none when its gradient is not wanted.
-void convolution_backward(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+// convolution_backward takes one argument more: the sizes of the bias, or none when its gradient is
+// not wanted.
+void convolution_backward(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet /*keys*/,
+                          torch::jit::Stack* stack) {
   static const c10::OperatorHandle kernel = find("aten::convolution_backward");
   static const OpTraits traits(kernel.schema());
   constexpr size_t kWeight = 2;
@@ -30,7 +35,8 @@ void convolution_backward(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet
   c10::IValue bias_sizes;
   if (wants_bias) {
     const at::Tensor& weight = begin[kWeight].toTensor();
-    const int64_t outputs = begin[kTransposed].toBool() ? weight.size(1) * begin[kGroups].toInt() : weight.size(0);
+    const int64_t outputs =
+        begin[kTransposed].toBool() ? weight.size(1) * begin[kGroups].toInt() : weight.size(0);
     bias_sizes = c10::List<int64_t>({outputs});
   }
   stack->insert(begin + kBiasPosition, bias_sizes);
@@ -39,7 +45,8 @@ void convolution_backward(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
-  m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
+  m.impl("convolution_backward_overrideable",
+         torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
 }
 
 }  // namespace

@@ -22,8 +22,8 @@ bool is_ours(const Tensor& tensor) { return tensor.device().type() == kAnvil; }
 constexpr size_t kInlineBytes = 64 << 10;
 
 bool is_plain(const Tensor& a, const Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.is_contiguous() && b.is_contiguous() &&
-         a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg();
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.is_contiguous() &&
+         b.is_contiguous() && a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg();
 }
 
 bool overlap(const char* a, const char* b, size_t bytes) { return a < b + bytes && b < a + bytes; }
@@ -31,9 +31,11 @@ bool overlap(const char* a, const char* b, size_t bytes) { return a < b + bytes 
 void run_copy_kernel(const Tensor& destination, const Tensor& source, c10::DeviceIndex device) {
   Tensor to = is_ours(destination) ? host_alias(destination) : destination;
   const Tensor from = is_ours(source) ? host_alias(source) : source;
-  const c10::impl::ExcludeDispatchKeyGuard exclude(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  const c10::impl::ExcludeDispatchKeyGuard exclude(
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   const HostPoolScope pool(device);
-  at::_ops::copy_::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), to, from, /*non_blocking=*/false);
+  at::_ops::copy_::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), to, from,
+                              /*non_blocking=*/false);
 }
 
 Tensor& copy_(Tensor& self, const Tensor& source, bool /*non_blocking*/) {

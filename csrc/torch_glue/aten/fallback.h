@@ -8,13 +8,15 @@
 
 namespace anvil {
 
-// Runs the CPU kernel of `kernel` for a call of `op`, whose arguments are on top of the stack and are `kernel`'s too.
-void run_on_host(const c10::OperatorHandle& op, const OpTraits& traits, const c10::OperatorHandle& kernel,
-                 torch::jit::Stack* stack);
+// Runs the CPU kernel of `kernel` for a call of `op`, whose arguments are on top of the stack and
+// are `kernel`'s too.
+void run_on_host(const c10::OperatorHandle& op, const OpTraits& traits,
+                 const c10::OperatorHandle& kernel, torch::jit::Stack* stack);
 
-// Registers the fallback for every op that has a CPU kernel and none of ours, and as the backend's fallback for ops that
-// are registered later (custom operators). Registering each op by name keeps structured ops from decomposing first,
-// which would cost a second dispatch. Called once, after all native kernels are registered.
+// Registers the fallback for every op that has a CPU kernel and none of ours, and as the backend's
+// fallback for ops that are registered later (custom operators). Registering each op by name keeps
+// structured ops from decomposing first, which would cost a second dispatch. Called once, after all
+// native kernels are registered.
 void register_fallbacks();
 
 }  // namespace anvil

@@ -7,18 +7,19 @@ namespace anvil {
 namespace {
 
 // Bits of a tensor that CPU kernels read and that travel with it.
-constexpr c10::DispatchKeySet kLazyBits =
-    c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
+constexpr c10::DispatchKeySet kLazyBits = c10::DispatchKeySet(
+    {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
 
 }  // namespace
 
 at::Tensor host_alias(const at::Tensor& tensor) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  TORCH_CHECK_NOT_IMPLEMENTED(impl->has_storage() && impl->layout() == c10::kStrided, "anvil has dense tensors only; got layout ",
-                              impl->layout());
-  // With no autograd keys the alias counts as an inference tensor: no version counter to allocate, and operations that a
-  // CPU kernel calls go straight to other CPU kernels.
-  const c10::DispatchKeySet keys = c10::DispatchKeySet(c10::DispatchKey::CPU) | (impl->key_set() & kLazyBits);
+  TORCH_CHECK_NOT_IMPLEMENTED(impl->has_storage() && impl->layout() == c10::kStrided,
+                              "anvil has dense tensors only; got layout ", impl->layout());
+  // With no autograd keys the alias counts as an inference tensor: no version counter to allocate,
+  // and operations that a CPU kernel calls go straight to other CPU kernels.
+  const c10::DispatchKeySet keys =
+      c10::DispatchKeySet(c10::DispatchKey::CPU) | (impl->key_set() & kLazyBits);
   at::Tensor alias = at::detail::make_tensor<c10::TensorImpl>(
       c10::TensorImpl::VIEW, c10::Storage(host_twin(impl->unsafe_storage())), keys, impl->dtype());
   c10::TensorImpl* out = alias.unsafeGetTensorImpl();
@@ -30,16 +31,19 @@ at::Tensor host_alias(const at::Tensor& tensor) {
 at::Tensor device_tensor(at::Tensor host, c10::Storage storage) {
   c10::TensorImpl* impl = host.unsafeGetTensorImpl();
   const c10::Device device = storage.device();
-  // A result nobody else holds becomes the device tensor itself. Tensors made from an alias carry no autograd keys and
-  // must not escape.
+  // A result nobody else holds becomes the device tensor itself. Tensors made from an alias carry
+  // no autograd keys and must not escape.
   if (host.use_count() == 1 && impl->key_set().has(c10::DispatchKey::ADInplaceOrView)) {
     impl->set_storage_keep_dtype(std::move(storage));
     impl->_change_backend_component_keys(device);
     return host;
   }
   at::Tensor result = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1) | (impl->key_set() & kLazyBits), impl->dtype());
-  result.unsafeGetTensorImpl()->set_sizes_and_strides(impl->sizes(), impl->strides(), impl->storage_offset());
+      std::move(storage),
+      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1) | (impl->key_set() & kLazyBits),
+      impl->dtype());
+  result.unsafeGetTensorImpl()->set_sizes_and_strides(impl->sizes(), impl->strides(),
+                                                      impl->storage_offset());
   return result;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device tensors seen as CPU tensors, and CPU results seen as device tensors. Nothing is ever copied.
+// Device tensors seen as CPU tensors, and CPU results seen as device tensors. Nothing is ever
+// copied.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,15 +9,16 @@
 
 namespace anvil {
 
-// A CPU tensor over the same memory, with the same sizes, strides, offset and dtype. Tensors that share a storage have
-// aliases that share one too. Raises for layouts without a storage (sparse).
+// A CPU tensor over the same memory, with the same sizes, strides, offset and dtype. Tensors that
+// share a storage have aliases that share one too. Raises for layouts without a storage (sparse).
 at::Tensor host_alias(const at::Tensor& tensor);
 
-// The device tensor over a CPU tensor's memory, which it takes over; `storage` is the device storage whose twin the
-// CPU tensor uses.
+// The device tensor over a CPU tensor's memory, which it takes over; `storage` is the device
+// storage whose twin the CPU tensor uses.
 at::Tensor device_tensor(at::Tensor host, c10::Storage storage);
 
-// After a CPU kernel worked on `alias` in place: gives `tensor` the alias's storage size, sizes and strides.
+// After a CPU kernel worked on `alias` in place: gives `tensor` the alias's storage size, sizes and
+// strides.
 void follow_alias(const at::Tensor& tensor, const at::Tensor& alias);
 
 }  // namespace anvil

@@ -15,7 +15,8 @@ bool is_written(const c10::Argument& argument) {
 
 // Arguments that other accelerators accept on the CPU beside tensors of the device.
 bool may_be_on_host(const c10::Argument& argument) {
-  const bool index_list = argument.name() == "indices" && argument.type()->kind() == c10::TypeKind::ListType;
+  const bool index_list =
+      argument.name() == "indices" && argument.type()->kind() == c10::TypeKind::ListType;
   return index_list || argument.name() == "scalars";
 }
 
@@ -28,7 +29,9 @@ OpTraits::OpTraits(const c10::FunctionSchema& schema)
   for (size_t i = 0; i < argument_count; ++i) {
     const c10::TypePtr& type = schema.arguments()[i].type();
     const auto optional = type->cast<c10::OptionalType>();
-    if ((optional ? optional->getElementType()->kind() : type->kind()) == c10::TypeKind::GeneratorType) generator = i;
+    if ((optional ? optional->getElementType()->kind() : type->kind()) ==
+        c10::TypeKind::GeneratorType)
+      generator = i;
   }
 }
 
@@ -44,7 +47,8 @@ void HostCall::arguments_to_host(torch::jit::Stack& stack) {
     }
   }
   if (!found_device_) device_ = resolve_device(std::nullopt);
-  if (C10_UNLIKELY(host_argument_ != nullptr) && !entries_.empty()) raise_mixed(c10::kCPU, *host_argument_);
+  if (C10_UNLIKELY(host_argument_ != nullptr) && !entries_.empty())
+    raise_mixed(c10::kCPU, *host_argument_);
   if (traits_.generator.has_value()) {
     c10::IValue& value = stack[begin + *traits_.generator];
     value = host_generator(value.toOptional<at::Generator>(), device_.index());
@@ -103,9 +107,10 @@ void HostCall::note_host_tensor(const at::Tensor& tensor, const c10::Argument& a
 }
 
 void HostCall::raise_mixed(c10::Device other, const c10::Argument& argument) const {
-  TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ",
-              found_device_ ? device_ : c10::Device(kAnvil), " and ", other, "! (when checking argument ", argument.name(),
-              " of ", c10::toString(op_.operator_name()), ")");
+  TORCH_CHECK(
+      false, "Expected all tensors to be on the same device, but found at least two devices, ",
+      found_device_ ? device_ : c10::Device(kAnvil), " and ", other, "! (when checking argument ",
+      argument.name(), " of ", c10::toString(op_.operator_name()), ")");
 }
 
 void HostCall::results_to_device(torch::jit::Stack& stack) {
@@ -132,12 +137,14 @@ at::Tensor HostCall::tensor_to_device(at::Tensor host) {
   for (const Entry& entry : entries_) {
     if (entry.host.is_same(host)) return entry.device;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(host.layout() == c10::kStrided && host.unsafeGetTensorImpl()->has_storage(),
-                              c10::toString(op_.operator_name()), " gives a tensor of layout ", host.layout(),
-                              ", which anvil does not have; move the input to the CPU first.");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      host.layout() == c10::kStrided && host.unsafeGetTensorImpl()->has_storage(),
+      c10::toString(op_.operator_name()), " gives a tensor of layout ", host.layout(),
+      ", which anvil does not have; move the input to the CPU first.");
   const c10::StorageImpl* twin = host.storage().unsafeGetStorageImpl();
   for (const Entry& entry : entries_) {  // a view of an argument
-    if (entry.host.storage().unsafeGetStorageImpl() == twin) return device_tensor(std::move(host), entry.device.storage());
+    if (entry.host.storage().unsafeGetStorageImpl() == twin)
+      return device_tensor(std::move(host), entry.device.storage());
   }
   for (const c10::Storage& storage : adopted_) {  // results that share memory with each other
     if (storage.data_ptr().get_context() == twin) return device_tensor(std::move(host), storage);

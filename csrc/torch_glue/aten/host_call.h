@@ -15,7 +15,7 @@ struct OpTraits {
 
   size_t argument_count;
   size_t return_count;
-  bool mutates;                    // some argument is written
+  bool mutates;                     // some argument is written
   std::optional<size_t> generator;  // position of the Generator argument
 };
 
@@ -23,14 +23,16 @@ class HostCall {
  public:
   HostCall(const c10::OperatorHandle& op, const OpTraits& traits) : op_(op), traits_(traits) {}
 
-  // Replaces the op's arguments on top of the stack by host ones. Raises when tensors of the call are on different
-  // devices; 0-dim CPU tensors may join as scalars, and index tensors may be on the CPU, as on other accelerators.
+  // Replaces the op's arguments on top of the stack by host ones. Raises when tensors of the call
+  // are on different devices; 0-dim CPU tensors may join as scalars, and index tensors may be on
+  // the CPU, as on other accelerators.
   void arguments_to_host(torch::jit::Stack& stack);
 
   // The device on which the call runs and its results live.
   c10::Device device() const { return device_; }
 
-  // Makes device tensors follow in-place and out= results, then replaces the results on top of the stack.
+  // Makes device tensors follow in-place and out= results, then replaces the results on top of the
+  // stack.
   void results_to_device(torch::jit::Stack& stack);
 
  private:
@@ -49,7 +51,8 @@ class HostCall {
   const OpTraits& traits_;
   c10::Device device_{c10::kCPU};
   bool found_device_ = false;
-  const c10::Argument* host_argument_ = nullptr;  // a CPU tensor that may not mix with device tensors
+  const c10::Argument* host_argument_ =
+      nullptr;  // a CPU tensor that may not mix with device tensors
   c10::SmallVector<Entry, 6> entries_;
   c10::SmallVector<c10::Storage, 2> adopted_;  // device storages made for results of this call
 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Views only describe memory, so the code that PyTorch uses for strided tensors serves ours as it is.
+// Views only describe memory, so the code that PyTorch uses for strided tensors serves ours as it
+// is.
 #include <ATen/core/Tensor.h>
 #include <ATen/native/TensorShape.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -19,7 +20,8 @@ namespace {
 using at::IntArrayRef;
 using at::Tensor;
 
-Tensor as_strided(const Tensor& self, IntArrayRef size, IntArrayRef stride, std::optional<int64_t> offset) {
+Tensor as_strided(const Tensor& self, IntArrayRef size, IntArrayRef stride,
+                  std::optional<int64_t> offset) {
   return at::native::as_strided_tensorimpl(self, size, stride, offset);
 }
 

@@ -21,7 +21,8 @@ void fill(Stat& to, const anvilStat& from) {
   to.freed = from.freed;
 }
 
-// The runtime keeps one figure over all pools; PyTorch's breakdown into small and large pools has no counterpart.
+// The runtime keeps one figure over all pools; PyTorch's breakdown into small and large pools has
+// no counterpart.
 void fill(StatArray& to, const anvilStat& from) {
   fill(to[static_cast<size_t>(StatType::AGGREGATE)], from);
 }
@@ -40,7 +41,8 @@ class AnvilAllocator final : public c10::DeviceAllocator {
   bool initialized() override { return anvilIsInitialized() != 0; }
 
   void emptyCache(c10::MempoolId_t /*pool*/) override {
-    for (c10::DeviceIndex device = 0; device < device_count(); ++device) check(anvilMemEmptyCache(device));
+    for (c10::DeviceIndex device = 0; device < device_count(); ++device)
+      check(anvilMemEmptyCache(device));
   }
 
   // Streams are synchronous: work that used the memory has ended when its last reference goes.
@@ -94,7 +96,8 @@ class PinnedAllocator final : public at::HostAllocator {
     std::memcpy(destination, source, bytes);
   }
 
-  // Copies have ended when they return, so nothing holds the memory back; false for memory that is not pinned.
+  // Copies have ended when they return, so nothing holds the memory back; false for memory that is
+  // not pinned.
   bool record_event(void* data, void* /*context*/, c10::Stream /*stream*/) override {
     return anvilHostIsPinned(data) != 0;
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device's allocators as PyTorch knows them: c10::DeviceAllocator and at::HostAllocator (pinned memory).
+// The device's allocators as PyTorch knows them: c10::DeviceAllocator and at::HostAllocator (pinned
+// memory).
 #pragma once
 
 #include <ATen/core/CachingHostAllocator.h>

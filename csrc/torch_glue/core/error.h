@@ -8,7 +8,8 @@
 
 namespace anvil {
 
-// Out of memory becomes torch.OutOfMemoryError; everything else a RuntimeError with the runtime's own words.
+// Out of memory becomes torch.OutOfMemoryError; everything else a RuntimeError with the runtime's
+// own words.
 [[noreturn]] inline void throw_error(anvilError_t error) {
   const char* message = anvilGetLastErrorMessage();
   TORCH_CHECK_WITH(OutOfMemoryError, error != ANVIL_ERROR_OUT_OF_MEMORY, message);

@@ -6,7 +6,8 @@
 namespace anvil {
 
 AnvilGenerator::AnvilGenerator(c10::DeviceIndex device, uint64_t seed)
-    : c10::GeneratorImpl(c10::Device(kAnvil, device), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
+    : c10::GeneratorImpl(c10::Device(kAnvil, device),
+                         c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
       host_(at::detail::createCPUGenerator(seed)) {}
 
 void AnvilGenerator::set_current_seed(uint64_t seed) { host_.set_current_seed(seed); }
@@ -44,11 +45,13 @@ const at::Generator& default_generator(c10::DeviceIndex device) {
   return (*generators)[index];
 }
 
-at::Generator host_generator(const std::optional<at::Generator>& generator, c10::DeviceIndex device) {
+at::Generator host_generator(const std::optional<at::Generator>& generator,
+                             c10::DeviceIndex device) {
   const at::Generator& chosen =
       generator.has_value() && generator->defined() ? *generator : default_generator(device);
-  TORCH_CHECK(chosen.device().type() == kAnvil, "Expected a 'anvil' device type for generator but found '",
-              chosen.device().type(), "'");
+  TORCH_CHECK(chosen.device().type() == kAnvil,
+              "Expected a 'anvil' device type for generator but found '", chosen.device().type(),
+              "'");
   return at::check_generator<AnvilGenerator>(chosen)->host();
 }
 

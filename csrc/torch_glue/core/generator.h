@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random number generators of the device.
 //
-// A device generator wraps a CPU generator, which CPU kernels draw from when they run on the device's behalf; the state
-// format is therefore torch's CPU format.
+// A device generator wraps a CPU generator, which CPU kernels draw from when they run on the
+// device's behalf; the state format is therefore torch's CPU format.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -39,6 +39,7 @@ class AnvilGenerator final : public c10::GeneratorImpl {
 const at::Generator& default_generator(c10::DeviceIndex device = -1);
 
 // The CPU generator to run a CPU kernel with, for an optional argument of an op on `device`.
-at::Generator host_generator(const std::optional<at::Generator>& generator, c10::DeviceIndex device);
+at::Generator host_generator(const std::optional<at::Generator>& generator,
+                             c10::DeviceIndex device);
 
 }  // namespace anvil

@@ -29,8 +29,8 @@ struct AnvilGuardImpl final : c10::impl::DeviceGuardImplInterface {
     if (device.index() >= 0) anvilSetDevice(device.index());
   }
 
-  // Called for every caller that asks, so no failure may escape: a broken configuration counts as no device and is
-  // reported by the first call that needs one.
+  // Called for every caller that asks, so no failure may escape: a broken configuration counts as
+  // no device and is reported by the first call that needs one.
   c10::DeviceIndex deviceCount() const noexcept override {
     int count = 0;
     return anvilGetDeviceCount(&count) == ANVIL_SUCCESS ? static_cast<c10::DeviceIndex>(count) : 0;
@@ -74,13 +74,15 @@ struct AnvilGuardImpl final : c10::impl::DeviceGuardImplInterface {
     if (event != nullptr) anvilEventDestroy(as_event(event));
   }
 
-  // torch creates events lazily: the first record makes them. BACKEND_DEFAULT is how it asks for timing.
+  // torch creates events lazily: the first record makes them. BACKEND_DEFAULT is how it asks for
+  // timing.
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex /*device*/,
               const c10::EventFlag flag) const override {
     if (*event == nullptr) {
       anvilEvent_t created = nullptr;
-      check(anvilEventCreate(
-          &created, flag == c10::EventFlag::BACKEND_DEFAULT ? ANVIL_EVENT_TIMING : ANVIL_EVENT_DEFAULT));
+      check(anvilEventCreate(&created, flag == c10::EventFlag::BACKEND_DEFAULT
+                                           ? ANVIL_EVENT_TIMING
+                                           : ANVIL_EVENT_DEFAULT));
       *event = created;
     }
     check(anvilEventRecord(as_event(*event), stream_handle(stream)));

@@ -17,7 +17,9 @@ struct AnvilHooks final : at::PrivateUse1HooksInterface {
 
   bool isAvailable() const override { return deviceCount() > 0; }
 
-  bool hasPrimaryContext(c10::DeviceIndex /*device*/) const override { return anvilIsInitialized() != 0; }
+  bool hasPrimaryContext(c10::DeviceIndex /*device*/) const override {
+    return anvilIsInitialized() != 0;
+  }
 
   void init() const override { device_count(); }
 

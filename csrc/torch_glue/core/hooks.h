@@ -3,7 +3,8 @@
 
 namespace anvil {
 
-// Registers allocators, hooks and the host pool with PyTorch, once. Called when the Python module loads.
+// Registers allocators, hooks and the host pool with PyTorch, once. Called when the Python module
+// loads.
 void register_backend();
 
 }  // namespace anvil

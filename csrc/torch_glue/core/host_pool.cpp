@@ -12,8 +12,8 @@ namespace {
 
 void free_block(void* context) { anvilFree(static_cast<anvilBlock_t>(context)); }
 
-// Some users of torch's CPU allocator (oneDNN's scratch) free by address alone, so a pooled allocation must be
-// recognisable from its address: the block handle stands in front of the data.
+// Some users of torch's CPU allocator (oneDNN's scratch) free by address alone, so a pooled
+// allocation must be recognisable from its address: the block handle stands in front of the data.
 struct Header {
   anvilBlock_t block;
 };
@@ -83,7 +83,8 @@ c10::Allocator* host_pool() { return instance(); }
 at::DataPtr allocate_block(size_t bytes, c10::DeviceIndex device, bool zeroed) {
   anvilBlock_t block = nullptr;
   void* data = nullptr;
-  check(anvilMalloc(&block, &data, bytes, device, zeroed ? ANVIL_ALLOC_ZEROED : ANVIL_ALLOC_DEFAULT));
+  check(
+      anvilMalloc(&block, &data, bytes, device, zeroed ? ANVIL_ALLOC_ZEROED : ANVIL_ALLOC_DEFAULT));
   return {data, block, &free_block, c10::Device(c10::kCPU)};
 }
 

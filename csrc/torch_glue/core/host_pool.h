@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU allocator that draws from the device's pools while a CPU kernel runs on the device's behalf.
+// The CPU allocator that draws from the device's pools while a CPU kernel runs on the device's
+// behalf.
 //
-// Outputs and scratch of a fallback op are allocated by CPU kernels. Routing those allocations into the device's pool
-// keeps the hard limit, the tags and the peak that sizes the KV cache honest, and saves the system allocator's cost.
+// Outputs and scratch of a fallback op are allocated by CPU kernels. Routing those allocations into
+// the device's pool keeps the hard limit, the tags and the peak that sizes the KV cache honest, and
+// saves the system allocator's cost.
 #pragma once
 
 #include <c10/core/Allocator.h>

@@ -55,22 +55,25 @@ HostStorage host_twin(const c10::Storage& storage) {
   }
   return c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(impl.nbytes()),
-      at::DataPtr(own.mutable_get(), new c10::Storage(storage), &release_foreign, c10::Device(c10::kCPU)),
+      at::DataPtr(own.mutable_get(), new c10::Storage(storage), &release_foreign,
+                  c10::Device(c10::kCPU)),
       /*allocator=*/nullptr, /*resizable=*/false);
 }
 
 c10::Storage adopt_host_storage(HostStorage host, c10::Device device) {
   const auto bytes = static_cast<int64_t>(host->nbytes());
   const bool resizable = host->resizable();
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                                            data_ptr_over(std::move(host), device),
-                                                            device_allocator(), resizable));
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, data_ptr_over(std::move(host), device),
+      device_allocator(), resizable));
 }
 
 void follow_twin(c10::StorageImpl& storage, const HostStorage& twin) {
   const at::DataPtr& data = storage._mutable_data_ptr_no_checks();
-  if (data.get() == twin->_mutable_data_ptr_no_checks().get() && storage.nbytes() == twin->nbytes()) return;
-  TORCH_CHECK(owns_twin(data), "An operation resized a tensor over memory that anvil does not own.");
+  if (data.get() == twin->_mutable_data_ptr_no_checks().get() && storage.nbytes() == twin->nbytes())
+    return;
+  TORCH_CHECK(owns_twin(data),
+              "An operation resized a tensor over memory that anvil does not own.");
   const c10::Device device = data.device();
   storage.set_data_ptr_noswap(data_ptr_over(twin, device));
   storage.set_nbytes(twin->nbytes());

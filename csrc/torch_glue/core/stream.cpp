@@ -49,7 +49,8 @@ anvilStream_t stream_handle(const c10::Stream& stream) {
   const std::lock_guard<std::mutex> lock(streams.mutex);
   const auto& by_id = streams.devices.at(device).by_id;
   const auto found = by_id.find(stream.id());
-  TORCH_CHECK(found != by_id.end(), "anvil:", static_cast<int>(device), " has no stream ", stream.id());
+  TORCH_CHECK(found != by_id.end(), "anvil:", static_cast<int>(device), " has no stream ",
+              stream.id());
   return found->second;
 }
 
@@ -82,6 +83,8 @@ c10::Stream stream_from_pool(c10::DeviceIndex device, int priority) {
   return make_stream(device, ring.ids[ring.next++ % kStreamsPerPriority]);
 }
 
-int stream_priority(const c10::Stream& stream) { return anvilStreamPriority(stream_handle(stream)); }
+int stream_priority(const c10::Stream& stream) {
+  return anvilStreamPriority(stream_handle(stream));
+}
 
 }  // namespace anvil

@@ -15,7 +15,8 @@ c10::Stream default_stream(c10::DeviceIndex device);
 c10::Stream current_stream(c10::DeviceIndex device);
 // Makes `stream` current for its device on this thread; returns the one it replaces.
 c10::Stream exchange_stream(const c10::Stream& stream);
-// One of a fixed set per device and priority, handed out in turn, as torch.cuda does: streams are never destroyed.
+// One of a fixed set per device and priority, handed out in turn, as torch.cuda does: streams are
+// never destroyed.
 c10::Stream stream_from_pool(c10::DeviceIndex device, int priority);
 int stream_priority(const c10::Stream& stream);
 

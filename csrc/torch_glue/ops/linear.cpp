@@ -12,25 +12,27 @@ namespace {
 
 constexpr Checks kCheck("anvil::linear");
 
-at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
+                  const std::optional<at::Tensor>& bias) {
   const c10::Device device = weight.device();
   kCheck.dim(weight, "weight", 2);
   kCheck.at_least(input.dim(), "the number of dimensions of input", 1);
   kCheck.device(input, "input", device);
-  TORCH_CHECK_TYPE(weight.scalar_type() == at::kBFloat16 || weight.scalar_type() == at::kHalf, kCheck.op(),
-                   ": weight must be bfloat16 or float16, but is ", weight.scalar_type());
+  TORCH_CHECK_TYPE(weight.scalar_type() == at::kBFloat16 || weight.scalar_type() == at::kHalf,
+                   kCheck.op(), ": weight must be bfloat16 or float16, but is ",
+                   weight.scalar_type());
   TORCH_CHECK_TYPE(input.is_floating_point() && input.element_size() <= 4, kCheck.op(),
                    ": input must be float32, bfloat16 or float16, but is ", input.scalar_type());
   const int64_t columns = weight.size(0), depth = weight.size(1);
-  TORCH_CHECK_VALUE(input.size(-1) == depth, kCheck.op(), ": the last dimension of input is ", input.size(-1),
-                    ", but weight has shape ", weight.sizes());
+  TORCH_CHECK_VALUE(input.size(-1) == depth, kCheck.op(), ": the last dimension of input is ",
+                    input.size(-1), ", but weight has shape ", weight.sizes());
   kCheck.last_dim_contiguous(weight, "weight");
   at::Tensor wide_bias;
   if (bias.has_value() && bias->defined()) {
     kCheck.dim(*bias, "bias", 1);
     kCheck.device(*bias, "bias", device);
-    TORCH_CHECK_VALUE(bias->size(0) == columns, kCheck.op(), ": bias has ", bias->size(0), " elements for ", columns,
-                      " columns");
+    TORCH_CHECK_VALUE(bias->size(0) == columns, kCheck.op(), ": bias has ", bias->size(0),
+                      " elements for ", columns, " columns");
     wide_bias = bias->to(at::kFloat).contiguous();
   }
   const at::Tensor rows = input.to(at::kFloat).contiguous();

@@ -89,7 +89,7 @@ def set_device(device: DeviceLike) -> None:
     _C.set_device(device_index(device))
 
 
-class device:  # noqa: N801  (torch.cuda's name)
+class device:
     """Context manager that makes a device current and restores the previous one."""
 
     def __init__(self, device: DeviceLike):
@@ -104,8 +104,8 @@ class device:  # noqa: N801  (torch.cuda's name)
         _C.set_device(self.prev_idx)
 
 
-class device_of(device):  # noqa: N801
-    """Context manager that makes the device of a tensor or storage current, if it is one of ours."""
+class device_of(device):
+    """Context manager that makes a tensor's or storage's device current, if it is one of ours."""
 
     def __init__(self, obj: Any):
         super().__init__(obj.get_device() if obj.device.type == "anvil" else None)

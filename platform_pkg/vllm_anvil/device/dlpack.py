@@ -16,7 +16,7 @@ from torch.utils.dlpack import DLDeviceType
 
 
 def install() -> None:
-    """Teaches `Tensor.__dlpack_device__` this backend; other tensors take torch's way. Re-entrant."""
+    """Teaches `Tensor.__dlpack_device__` this backend; other tensors go torch's way. Re-entrant."""
     original = torch.Tensor.__dlpack_device__
     if getattr(original, "_anvil", False):
         return

@@ -40,7 +40,7 @@ def load_extension() -> ModuleType:
         build_info = import_module("vllm_anvil._build_info")
     except ImportError:
         raise DeviceUnavailableError(
-            f"vllm_anvil has no compiled module: the installation is incomplete. Build it: {REBUILD}"
+            f"vllm_anvil has no compiled module: its installation is incomplete. Build: {REBUILD}"
         ) from None
     check_build(build_info.TORCH_VERSION, metadata.version("torch"))
     try:

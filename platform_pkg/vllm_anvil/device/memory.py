@@ -90,7 +90,7 @@ def _human(size: int) -> str:
 
 
 def memory_summary(device: DeviceLike = None) -> str:
-    """A table for people: limit, free, allocated and reserved with their peaks, and each tag's share."""
+    """A table for people: limit, free, allocated and reserved with peaks, and each tag's share."""
     index = device_index(device)
     stats = memory_stats(index)
     free, total = mem_get_info(index)

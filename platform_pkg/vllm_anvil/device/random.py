@@ -21,7 +21,9 @@ class _DefaultGenerators(Sequence[torch.Generator]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
-            raise IndexError(f"anvil:{index} does not exist: this process sees {len(self)} device(s)")
+            raise IndexError(
+                f"anvil:{index} does not exist: this process sees {len(self)} device(s)"
+            )
         return _C.default_generator(index % len(self))
 
     def __iter__(self) -> Iterator[torch.Generator]:

@@ -102,7 +102,7 @@ def set_stream(stream: torch.Stream | None) -> None:
 
 
 class StreamContext:
-    """Context manager that makes a stream current, and restores stream and device. None does nothing."""
+    """Context manager that makes a stream current; restores stream and device. None: nothing."""
 
     def __init__(self, stream: torch.Stream | None):
         self.stream = stream

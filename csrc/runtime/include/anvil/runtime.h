@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 // The accelerator's driver interface: devices, memory, streams, events, parallel regions.
 //
 // Everything above this header (PyTorch glue, kernels' launchers, collectives) reaches the device
-// through it alone, so a vendor brings up hardware by implementing these functions over a real driver.
-// C linkage, no exceptions across the boundary, no torch.
+// through it alone, so a vendor brings up hardware by implementing these functions over a real
+// driver. C linkage, no exceptions across the boundary, no torch.
 //
 // Conventions
 //   * Every function that can fail returns anvilError_t; anvilGetLastErrorMessage() has the words.
@@ -41,8 +42,8 @@ typedef enum anvilError_t {
 // "ANVIL_ERROR_OUT_OF_MEMORY", ...; never null.
 ANVIL_API const char* anvilErrorName(anvilError_t error);
 
-// One sentence or more on the calling thread's last failure: what was asked, what stands in the way,
-// what to do. Valid until the next failing call on this thread; "" when there was none.
+// One sentence or more on the calling thread's last failure: what was asked, what stands in the
+// way, what to do. Valid until the next failing call on this thread; "" when there was none.
 ANVIL_API const char* anvilGetLastErrorMessage(void);
 
 // ---------------------------------------------------------------- devices
@@ -76,11 +77,14 @@ typedef struct anvilBlock_st* anvilBlock_t;  // handle of one allocation
 #define ANVIL_ALLOC_DEFAULT 0u
 #define ANVIL_ALLOC_ZEROED 1u  // zero-filled; fresh pages from the OS are not touched
 
-// Allocates from the device's caching pool of the calling thread's current tag. bytes == 0 succeeds with *ptr == NULL
-// and *block == NULL. On failure releases cached blocks and tries again once before ANVIL_ERROR_OUT_OF_MEMORY.
-ANVIL_API anvilError_t anvilMalloc(anvilBlock_t* block, void** ptr, size_t bytes, int device, unsigned flags);
-// Returns the block to its pool. NULL is allowed. Never touches the memory. May be called at any time before exit,
-// also after the last use of every other function (static destruction order does not matter).
+// Allocates from the device's caching pool of the calling thread's current tag. bytes == 0 succeeds
+// with *ptr == NULL and *block == NULL. On failure releases cached blocks and tries again once
+// before ANVIL_ERROR_OUT_OF_MEMORY.
+ANVIL_API anvilError_t anvilMalloc(anvilBlock_t* block, void** ptr, size_t bytes, int device,
+                                   unsigned flags);
+// Returns the block to its pool. NULL is allowed. Never touches the memory. May be called at any
+// time before exit, also after the last use of every other function (static destruction order does
+// not matter).
 ANVIL_API anvilError_t anvilFree(anvilBlock_t block);
 ANVIL_API int anvilBlockDevice(anvilBlock_t block);
 ANVIL_API size_t anvilBlockSize(anvilBlock_t block);  // usable bytes, >= what was asked
@@ -88,8 +92,8 @@ ANVIL_API size_t anvilBlockSize(anvilBlock_t block);  // usable bytes, >= what w
 // Device that owns the address, or ANVIL_ERROR_INVALID_VALUE when it is no device memory.
 ANVIL_API anvilError_t anvilPointerGetDevice(int* device, const void* ptr);
 
-// total: the device's hard limit. free: limit minus what is reserved and not cached, bounded by what the
-// host can give.
+// total: the device's hard limit. free: limit minus what is reserved and not cached, bounded by
+// what the host can give.
 ANVIL_API anvilError_t anvilMemGetInfo(size_t* free_bytes, size_t* total_bytes, int device);
 // Returns cached memory to the operating system.
 ANVIL_API anvilError_t anvilMemEmptyCache(int device);
@@ -112,8 +116,9 @@ ANVIL_API anvilError_t anvilMemGetStats(anvilMemoryStats* stats, int device);
 ANVIL_API anvilError_t anvilMemResetPeakStats(int device);
 ANVIL_API anvilError_t anvilMemResetAccumulatedStats(int device);
 
-// Tags name what memory is for ("weights", "kv_cache"); each has a pool of its own, so that freeing everything under
-// a tag returns whole mappings. Per thread, a stack; the tag below all others is "default".
+// Tags name what memory is for ("weights", "kv_cache"); each has a pool of its own, so that freeing
+// everything under a tag returns whole mappings. Per thread, a stack; the tag below all others is
+// "default".
 ANVIL_API anvilError_t anvilMemPushTag(const char* tag);
 ANVIL_API anvilError_t anvilMemPopTag(void);
 
@@ -123,7 +128,8 @@ typedef struct anvilTagStats {
 } anvilTagStats;
 
 // Fills at most `capacity` entries; *count is the number of tags.
-ANVIL_API anvilError_t anvilMemGetTagStats(anvilTagStats* stats, size_t capacity, size_t* count, int device);
+ANVIL_API anvilError_t anvilMemGetTagStats(anvilTagStats* stats, size_t capacity, size_t* count,
+                                           int device);
 
 // ---------------------------------------------------------------- pinned host memory
 
@@ -143,8 +149,9 @@ ANVIL_API anvilError_t anvilHostResetAccumulatedStats(void);
 
 typedef struct anvilStream_st* anvilStream_t;
 
-// A command: run() does the work and returns ANVIL_SUCCESS or an error; destroy() (may be NULL) releases what the
-// command kept alive, exactly once, also when it never ran. `name` must outlive the command (a literal, or owned by arg).
+// A command: run() does the work and returns ANVIL_SUCCESS or an error; destroy() (may be NULL)
+// releases what the command kept alive, exactly once, also when it never ran. `name` must outlive
+// the command (a literal, or owned by arg).
 typedef struct anvilCommand {
   const char* name;
   anvilError_t (*run)(void* arg);
@@ -159,14 +166,16 @@ ANVIL_API anvilError_t anvilStreamGetDefault(anvilStream_t* stream, int device);
 ANVIL_API int anvilStreamDevice(anvilStream_t stream);
 ANVIL_API int anvilStreamPriority(anvilStream_t stream);
 ANVIL_API uint64_t anvilStreamId(anvilStream_t stream);
-// Commands of a stream run in order. In this version a command runs before submit returns; an error is returned
-// by submit and reported again by the next synchronisation.
+// Commands of a stream run in order. In this version a command runs before submit returns; an error
+// is returned by submit and reported again by the next synchronisation.
 ANVIL_API anvilError_t anvilStreamSubmit(anvilStream_t stream, const anvilCommand* command);
 ANVIL_API anvilError_t anvilStreamQuery(anvilStream_t stream);  // SUCCESS or NOT_READY
 ANVIL_API anvilError_t anvilStreamSynchronize(anvilStream_t stream);
 
-// Copies and fills as stream commands; large ones are split over the device's workers. Ranges must not overlap.
-ANVIL_API anvilError_t anvilMemcpyAsync(void* dst, const void* src, size_t bytes, anvilStream_t stream);
+// Copies and fills as stream commands; large ones are split over the device's workers. Ranges must
+// not overlap.
+ANVIL_API anvilError_t anvilMemcpyAsync(void* dst, const void* src, size_t bytes,
+                                        anvilStream_t stream);
 ANVIL_API anvilError_t anvilMemsetAsync(void* dst, int value, size_t bytes, anvilStream_t stream);
 
 // ---------------------------------------------------------------- events
@@ -183,16 +192,19 @@ ANVIL_API anvilError_t anvilEventQuery(anvilEvent_t event);  // an event never r
 ANVIL_API anvilError_t anvilEventSynchronize(anvilEvent_t event);
 ANVIL_API anvilError_t anvilStreamWaitEvent(anvilStream_t stream, anvilEvent_t event);
 // Milliseconds between two recorded events that were created with ANVIL_EVENT_TIMING.
-ANVIL_API anvilError_t anvilEventElapsedTime(float* milliseconds, anvilEvent_t start, anvilEvent_t end);
+ANVIL_API anvilError_t anvilEventElapsedTime(float* milliseconds, anvilEvent_t start,
+                                             anvilEvent_t end);
 
 // ---------------------------------------------------------------- parallel regions
 
 typedef void (*anvilRangeFn)(void* arg, int64_t begin, int64_t end, int worker);
 
-// Runs fn over [0, n) split into contiguous ranges of at least `grain`, on the device's workers and the calling thread,
-// and returns when all are done. `worker` is 0 .. anvilWorkerCount()-1. Nested calls run inline. Workers start at the
-// first region that needs more than one, are bound to the device's cores, spin briefly after a region, then sleep.
-ANVIL_API anvilError_t anvilParallelFor(int device, int64_t n, int64_t grain, anvilRangeFn fn, void* arg);
+// Runs fn over [0, n) split into contiguous ranges of at least `grain`, on the device's workers and
+// the calling thread, and returns when all are done. `worker` is 0 .. anvilWorkerCount()-1. Nested
+// calls run inline. Workers start at the first region that needs more than one, are bound to the
+// device's cores, spin briefly after a region, then sleep.
+ANVIL_API anvilError_t anvilParallelFor(int device, int64_t n, int64_t grain, anvilRangeFn fn,
+                                        void* arg);
 ANVIL_API int anvilWorkerCount(int device);  // threads that take part, the caller included; >= 1
 
 #ifdef __cplusplus
