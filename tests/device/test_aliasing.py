@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The zero-copy fallback keeps aliasing, strides, offsets, in-place and out= forms as on the CPU."""
+"""The zero-copy fallback keeps views, strides, offsets, in-place and out= forms as they are."""
 
 from __future__ import annotations
 

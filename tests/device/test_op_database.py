@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's own op database on the device: every op gives what it gives on the CPU, or is refused.
 
-The arithmetic of a fallback op is the CPU's own; what is tested is the way there and back: aliasing,
+The arithmetic of a fallback op is the CPU's own; the way there and back is tested: aliasing,
 strides, dtypes, out-of-place and in-place forms, lists, scalars, generators.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rest of PyTorch on the device: autograd, modules, saving, copies, custom operators, threads."""
+"""The rest of PyTorch on the device: autograd, modules, saving, custom operators, threads."""
 
 from __future__ import annotations
 

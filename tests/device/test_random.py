@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers on the device: seeds, state, independence from the CPU's generator, distribution."""
+"""Random numbers on the device: seeds, state, independence of the CPU, distribution."""
 
 from __future__ import annotations
 

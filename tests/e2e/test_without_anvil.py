@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine told not to use Anvil behaves bit for bit as one beside which it was never installed."""
+"""An engine told not to use Anvil behaves bit for bit as if it were not installed."""
 
 from __future__ import annotations
 

@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "aten/fallback.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/library.h>
 
 #include "core/host_pool.h"
 
 namespace anvil {
 namespace {
-
-// Operations that a CPU kernel calls are its own business: no autograd, and no autocast the user
-// set for the CPU.
-constexpr c10::DispatchKeySet kExcluded =
-    c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-    c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastPrivateUse1});
 
 class HostFallback final : public c10::OperatorKernel {
  public:
@@ -53,7 +46,7 @@ void run_on_host(const c10::OperatorHandle& op, const OpTraits& traits,
   HostCall call(op, traits);
   call.arguments_to_host(*stack);
   {
-    const c10::impl::ExcludeDispatchKeyGuard exclude(kExcluded);
+    const c10::impl::ExcludeDispatchKeyGuard exclude(kHostCallExcluded);
     const HostPoolScope pool(call.device().index());
     kernel.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   }

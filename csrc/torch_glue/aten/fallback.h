@@ -2,11 +2,18 @@
 // Ops without a kernel of ours run PyTorch's CPU kernel on aliases of the same memory.
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/stack.h>
 
 #include "aten/host_call.h"
 
 namespace anvil {
+
+// Operations that a CPU kernel calls are its own business: no autograd, and no autocast the user
+// set for the CPU.
+inline constexpr c10::DispatchKeySet kHostCallExcluded =
+    c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+    c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastPrivateUse1});
 
 // Runs the CPU kernel of `kernel` for a call of `op`, whose arguments are on top of the stack and
 // are `kernel`'s too.

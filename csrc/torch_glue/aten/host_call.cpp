@@ -25,7 +25,9 @@ bool may_be_on_host(const c10::Argument& argument) {
 OpTraits::OpTraits(const c10::FunctionSchema& schema)
     : argument_count(schema.arguments().size()),
       return_count(schema.returns().size()),
-      mutates(schema.is_mutable()) {
+      mutates(schema.is_mutable()),
+      shares_results(return_count != 1 ||
+                     schema.returns()[0].type()->kind() == c10::TypeKind::ListType) {
   for (size_t i = 0; i < argument_count; ++i) {
     const c10::TypePtr& type = schema.arguments()[i].type();
     const auto optional = type->cast<c10::OptionalType>();
@@ -150,7 +152,7 @@ at::Tensor HostCall::tensor_to_device(at::Tensor host) {
     if (storage.data_ptr().get_context() == twin) return device_tensor(std::move(host), storage);
   }
   c10::Storage storage = adopt_host_storage(share(host.storage()), device_);
-  adopted_.push_back(storage);
+  if (traits_.shares_results) adopted_.push_back(storage);
   return device_tensor(std::move(host), std::move(storage));
 }
 

@@ -16,6 +16,7 @@ struct OpTraits {
   size_t argument_count;
   size_t return_count;
   bool mutates;                     // some argument is written
+  bool shares_results;              // there may be several, over one memory
   std::optional<size_t> generator;  // position of the Generator argument
 };
 
