@@ -2,12 +2,11 @@
 // Runs kernels where their tensors live, and registers them there.
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
 #include <algorithm>
-
-#include "core/error.h"
 
 // Ops register the same function for the device and for the CPU, where it serves tests and
 // comparisons:
@@ -28,20 +27,19 @@ inline int64_t grain_of(int64_t bytes_per_item) {
   return std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, bytes_per_item));
 }
 
-// Calls kernel(begin, end) on ranges of at least `grain` that make up [0, count): on the workers of
-// an anvil device, or on the calling thread for the CPU (its own pool and the device's must not
-// compete for cores).
+// Calls kernel(begin, end) on ranges of at least `grain` that make up [0, count): on PyTorch's
+// threads for an anvil device, on the calling thread for the CPU (where ops serve comparisons).
+//
+// PyTorch's threads, not the device's own workers: fallback ops of the same step run on them, and
+// they spin for a while after each region. A second pool on the same cores would wait for them.
 template <typename Kernel>
 void launch(c10::Device device, int64_t count, int64_t grain, const Kernel& kernel) {
   if (count <= 0) return;
   if (device.is_cpu()) {
     kernel(int64_t{0}, count);
-    return;
+  } else {
+    at::parallel_for(0, count, grain, kernel);
   }
-  const auto run_range = [](void* arg, int64_t begin, int64_t end, int /*worker*/) {
-    (*static_cast<const Kernel*>(arg))(begin, end);
-  };
-  check(anvilParallelFor(device.index(), count, grain, run_range, const_cast<Kernel*>(&kernel)));
 }
 
 }  // namespace anvil::ops
