@@ -31,9 +31,9 @@ at::Tensor host_alias(const at::Tensor& tensor) {
 at::Tensor device_tensor(at::Tensor host, c10::Storage storage) {
   c10::TensorImpl* impl = host.unsafeGetTensorImpl();
   const c10::Device device = storage.device();
-  // A result nobody else holds becomes the device tensor itself. Tensors made from an alias carry
-  // no autograd keys and must not escape.
-  if (host.use_count() == 1 && impl->key_set().has(c10::DispatchKey::ADInplaceOrView)) {
+  // A result nobody else holds becomes the device tensor itself. Views of an alias must not escape
+  // like that: they lack the keys that every tensor gets when it is made, autocast's among them.
+  if (host.use_count() == 1 && impl->key_set().has(c10::DispatchKey::AutocastCPU)) {
     impl->set_storage_keep_dtype(std::move(storage));
     impl->_change_backend_component_keys(device);
     return host;
