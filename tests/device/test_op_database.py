@@ -82,7 +82,12 @@ def dtype_of(op: Any) -> torch.dtype:
     return next((d for d in preferred if d in supported), next(iter(supported)))
 
 
-HAVE_CPU_KERNEL = [op for op in op_database.op_db if op.supported_dtypes("cpu")]
+# The jiterator claims the CPU in the database, and raises there: it compiles CUDA code.
+HAVE_CPU_KERNEL = [
+    op
+    for op in op_database.op_db
+    if op.supported_dtypes("cpu") and not op.name.startswith("jiterator")
+]
 
 
 @pytest.mark.parametrize("op", HAVE_CPU_KERNEL, ids=lambda op: op.formatted_name)
