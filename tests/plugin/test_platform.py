@@ -154,6 +154,22 @@ def test_slot_mapping_kernel_is_ours(platform: AnvilPlatform) -> None:
     assert kernel._forward_by_name
 
 
+def test_slot_mapping_kernel_is_ours_beside_llvmlite(python: Any) -> None:
+    """The handle of llvmlite's library answers for any attribute, also for `__dict__`."""
+    result = python(
+        """
+import sys
+import llvmlite.binding
+from vllm.platforms import current_platform
+current_platform.register_triton_kernel_overrides()
+from vllm.v1.worker.block_table import ComputeSlotMappingKernel
+assert ComputeSlotMappingKernel.kernel.func.__module__ == "vllm_anvil.plugin.triton_overrides"
+assert sys.modules["llvmlite.binding.ffi"] is llvmlite.binding.ffi
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_slot_mapping_through_vllms_own_launcher(platform: AnvilPlatform) -> None:
     from vllm.v1.worker.block_table import BlockTable
 

@@ -102,3 +102,11 @@ def distribution(tmp_path: Path) -> Callable[..., Path]:
         return root
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def metadata_as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have made Anvil its platform, which adds to what
+    `importlib.metadata` finds."""
+    ours = "vllm_anvil.plugin.seams.engine_metadata"
+    monkeypatch.setattr(sys, "meta_path", [f for f in sys.meta_path if type(f).__module__ != ours])

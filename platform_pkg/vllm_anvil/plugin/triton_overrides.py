@@ -8,8 +8,11 @@ placeholder.
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -57,6 +60,30 @@ OVERRIDES: dict[str, Callable[..., Any]] = {
 }
 
 
+def _has_odd_attribute(module: ModuleType) -> bool:
+    for value in list(getattr(module, "__dict__", {}).values()):
+        try:
+            if hasattr(value, "__dict__") and not isinstance(vars(value), Mapping):
+                return True
+        except Exception:
+            return True
+    return False
+
+
+@contextmanager
+def _without_odd_modules() -> Iterator[None]:
+    """Hides modules that vLLM's scan fails on: it reads the `__dict__` of every attribute of every
+    module as a mapping, and llvmlite's library handle, for one, makes up whatever is asked of it.
+    """
+    odd = {name: module for name, module in list(sys.modules.items()) if _has_odd_attribute(module)}
+    for name in odd:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        sys.modules.update(odd)
+
+
 def register() -> None:
     """Installs the overrides that are not installed yet; may be called any number of times."""
     missing = {
@@ -65,7 +92,7 @@ def register() -> None:
         if name not in dispatcher._registry
     }
     if missing:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _without_odd_modules():
             # vLLM looks at every attribute of every module, torch's deprecated ones as well.
             warnings.simplefilter("ignore", FutureWarning)
             dispatcher.register_kernels(missing)
