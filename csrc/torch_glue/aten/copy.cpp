@@ -7,8 +7,8 @@
 
 #include <cstring>
 
+#include "aten/fallback.h"
 #include "aten/host_alias.h"
-#include "core/host_pool.h"
 #include "core/stream.h"
 
 namespace anvil {
@@ -31,9 +31,7 @@ bool overlap(const char* a, const char* b, size_t bytes) { return a < b + bytes 
 void run_copy_kernel(const Tensor& destination, const Tensor& source, c10::DeviceIndex device) {
   Tensor to = is_ours(destination) ? host_alias(destination) : destination;
   const Tensor from = is_ours(source) ? host_alias(source) : source;
-  const c10::impl::ExcludeDispatchKeyGuard exclude(
-      c10::autograd_dispatch_keyset_with_ADInplaceOrView);
-  const HostPoolScope pool(device);
+  const HostCallScope scope(device);
   at::_ops::copy_::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), to, from,
                               /*non_blocking=*/false);
 }

@@ -3,8 +3,6 @@
 
 #include <torch/library.h>
 
-#include "core/host_pool.h"
-
 namespace anvil {
 namespace {
 
@@ -46,8 +44,7 @@ void run_on_host(const c10::OperatorHandle& op, const OpTraits& traits,
   HostCall call(op, traits);
   call.arguments_to_host(*stack);
   {
-    const c10::impl::ExcludeDispatchKeyGuard exclude(kHostCallExcluded);
-    const HostPoolScope pool(call.device().index());
+    const HostCallScope scope(call.device().index());
     kernel.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   }
   call.results_to_device(*stack);

@@ -6,6 +6,7 @@
 #include <ATen/core/stack.h>
 
 #include "aten/host_call.h"
+#include "core/host_pool.h"
 
 namespace anvil {
 
@@ -14,6 +15,17 @@ namespace anvil {
 inline constexpr c10::DispatchKeySet kHostCallExcluded =
     c10::autograd_dispatch_keyset_with_ADInplaceOrView |
     c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastPrivateUse1});
+
+// While alive, this thread runs CPU kernels on the device's behalf: what they call stays on the
+// CPU, and what they allocate comes from the device.
+class HostCallScope {
+ public:
+  explicit HostCallScope(c10::DeviceIndex device) : exclude_(kHostCallExcluded), pool_(device) {}
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard exclude_;
+  HostPoolScope pool_;
+};
 
 // Runs the CPU kernel of `kernel` for a call of `op`, whose arguments are on top of the stack and
 // are `kernel`'s too.

@@ -4,7 +4,6 @@
 //
 // Only ops whose results are new tensors are listed: nothing to follow afterwards, nothing to
 // alias.
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_softmax_ops.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/addmm_ops.h>
@@ -24,7 +23,6 @@
 #include <torch/library.h>
 
 #include "aten/fallback.h"
-#include "core/host_pool.h"
 #include "core/storage.h"
 
 namespace anvil {
@@ -75,8 +73,7 @@ struct OnHost<Op, at::Tensor(Args...)> {
     if (C10_UNLIKELY(!common.regular())) return general(args...);
     at::Tensor result;
     {
-      const c10::impl::ExcludeDispatchKeyGuard exclude(kHostCallExcluded);
-      const HostPoolScope pool(common.index());
+      const HostCallScope scope(common.index());
       result = Op::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), to_host(args)...);
     }
     c10::Storage storage =

@@ -16,6 +16,13 @@ inline c10::DeviceIndex device_count() {
   return static_cast<c10::DeviceIndex>(count);
 }
 
+// For callers that may not see a failure: a broken configuration counts as no device, and is
+// reported by the first call that needs one.
+inline c10::DeviceIndex device_count_or_zero() noexcept {
+  int count = 0;
+  return anvilGetDeviceCount(&count) == ANVIL_SUCCESS ? static_cast<c10::DeviceIndex>(count) : 0;
+}
+
 inline c10::DeviceIndex current_device() {
   int device = 0;
   check(anvilGetDevice(&device));

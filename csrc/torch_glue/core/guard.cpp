@@ -29,12 +29,7 @@ struct AnvilGuardImpl final : c10::impl::DeviceGuardImplInterface {
     if (device.index() >= 0) anvilSetDevice(device.index());
   }
 
-  // Called for every caller that asks, so no failure may escape: a broken configuration counts as
-  // no device and is reported by the first call that needs one.
-  c10::DeviceIndex deviceCount() const noexcept override {
-    int count = 0;
-    return anvilGetDeviceCount(&count) == ANVIL_SUCCESS ? static_cast<c10::DeviceIndex>(count) : 0;
-  }
+  c10::DeviceIndex deviceCount() const noexcept override { return device_count_or_zero(); }
 
   c10::Stream getStream(c10::Device device) const override {
     return current_stream(resolve_device(device).index());

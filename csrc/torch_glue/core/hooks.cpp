@@ -23,10 +23,7 @@ struct AnvilHooks final : at::PrivateUse1HooksInterface {
 
   void init() const override { device_count(); }
 
-  c10::DeviceIndex deviceCount() const override {
-    int count = 0;
-    return anvilGetDeviceCount(&count) == ANVIL_SUCCESS ? static_cast<c10::DeviceIndex>(count) : 0;
-  }
+  c10::DeviceIndex deviceCount() const override { return device_count_or_zero(); }
 
   void setCurrentDevice(c10::DeviceIndex device) const override { set_device(device); }
 

@@ -6,15 +6,11 @@ from __future__ import annotations
 from importlib import import_module, metadata
 from types import ModuleType
 
-REBUILD = "pip install --force-reinstall --no-deps --no-build-isolation vllm-anvil"
+from vllm_anvil.selection import REBUILD, minor
 
 
 class DeviceUnavailableError(ImportError):
     """The compiled module cannot be used in this environment; the message says how to mend it."""
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split("+")[0].split(".")[:2])
 
 
 def check_build(built_for: str, installed: str) -> None:
@@ -23,10 +19,10 @@ def check_build(built_for: str, installed: str) -> None:
     PyTorch's C++ interface changes between minor versions: a module built for another one fails
     with undefined symbols, or worse, runs and corrupts memory.
     """
-    if _minor(built_for) != _minor(installed):
+    if minor(built_for) != minor(installed):
         raise DeviceUnavailableError(
             f"vllm_anvil._C was built for torch {built_for}, but torch {installed} is installed. "
-            f"Rebuild it: {REBUILD}"
+            f"{REBUILD}"
         )
 
 
@@ -40,12 +36,10 @@ def load_extension() -> ModuleType:
         build_info = import_module("vllm_anvil._build_info")
     except ImportError:
         raise DeviceUnavailableError(
-            f"vllm_anvil has no compiled module: its installation is incomplete. Build: {REBUILD}"
+            f"vllm_anvil has no compiled module: its installation is incomplete. {REBUILD}"
         ) from None
     check_build(build_info.TORCH_VERSION, metadata.version("torch"))
     try:
         return import_module("vllm_anvil._C")
     except ImportError as error:
-        raise DeviceUnavailableError(
-            f"vllm_anvil._C does not load ({error}). Rebuild it: {REBUILD}"
-        ) from error
+        raise DeviceUnavailableError(f"vllm_anvil._C does not load ({error}). {REBUILD}") from error
