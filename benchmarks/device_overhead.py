@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the device adds to an operation: anvil tensors against CPU tensors, alternating, in one run.
+"""What the device adds to an operation, in one run beside the CPU.
 
     python benchmarks/device_overhead.py [--json]
 
-Every result is checked before it is timed. Figures are medians over rounds, in microseconds a call;
-`added` is the median of the differences between neighbouring rounds, so that a change of clock
-speed cancels out.
+calls     an op on anvil tensors against the same op on CPU tensors, both from Python, the device
+          keeping up; `added` is what the call costs the caller more.
+launches  the part of a call that queues it: the call on the caller while the device is occupied,
+          less what the Python binding costs (the CPU's call from Python less the same op called in
+          C++, by torch._foreach_*).
+replays   a graph of many small nodes, less the same CPU kernels called in C++ in a row; by node.
+
+Every result is checked before it is timed. Figures are medians over rounds, in microseconds;
+differences are taken between neighbouring rounds, so that a change of clock speed cancels out.
 """
 
 from __future__ import annotations
@@ -20,9 +26,12 @@ import torch
 
 import vllm_anvil.device  # noqa: F401  registers the device
 
-CALLS = 5000
-ROUNDS = 41
-TARGET_US = 0.5
+CALLS = 2000
+ROUNDS = 31
+NODES = 200
+TARGETS_US = {"calls": 0.5, "launches": 1.0, "replays": 0.3}
+
+Row = dict[str, float | str]
 
 
 def operations(device: str) -> dict[str, Callable[[], torch.Tensor]]:
@@ -40,37 +49,109 @@ def operations(device: str) -> dict[str, Callable[[], torch.Tensor]]:
     }
 
 
-def time_calls(function: Callable[[], torch.Tensor]) -> float:
-    """Microseconds a call, over CALLS calls."""
+def time_calls(function: Callable[[], object], calls: int) -> float:
+    """Microseconds a call on the calling thread."""
     start = time.perf_counter_ns()
-    for _ in range(CALLS):
+    for _ in range(calls):
         function()
-    return (time.perf_counter_ns() - start) / CALLS / 1000
+    return (time.perf_counter_ns() - start) / calls / 1000
 
 
-def measure() -> list[dict[str, float | str]]:
+def time_queued(function: Callable[[], object], calls: int) -> float:
+    """Microseconds a call while the device is occupied, so that it takes no part."""
+    torch.anvil._sleep(20)
+    stream = torch.anvil.current_stream()
+    elapsed = time_calls(function, calls)
+    if stream.query():
+        raise SystemExit("the device was done before the calls were: nothing was measured")
+    torch.anvil.synchronize()
+    return elapsed
+
+
+def summary(name: str, base: list[float], ours: list[float], added: list[float]) -> Row:
+    quartiles = statistics.quantiles(added, n=4)
+    return {
+        "operation": name,
+        "cpu_us": statistics.median(base),
+        "anvil_us": statistics.median(ours),
+        "added_us": statistics.median(added),
+        "spread_us": quartiles[2] - quartiles[0],
+    }
+
+
+def measure_calls() -> list[Row]:
     on_cpu, on_anvil = operations("cpu"), operations("anvil")
-    rows: list[dict[str, float | str]] = []
+    rows = []
     for name in on_cpu:
         if not torch.equal(on_cpu[name](), on_anvil[name]().cpu()):
             raise SystemExit(f"{name}: the device's result differs from the CPU's")
-        time_calls(on_cpu[name])
-        time_calls(on_anvil[name])
         cpu, anvil = [], []
         for _ in range(ROUNDS):
-            cpu.append(time_calls(on_cpu[name]))
-            anvil.append(time_calls(on_anvil[name]))
-        added = [a - c for a, c in zip(anvil, cpu, strict=True)]
-        quartiles = statistics.quantiles(added, n=4)
-        rows.append(
-            {
-                "operation": name,
-                "cpu_us": statistics.median(cpu),
-                "anvil_us": statistics.median(anvil),
-                "added_us": statistics.median(added),
-                "added_spread_us": quartiles[2] - quartiles[0],
-            }
-        )
+            cpu.append(time_calls(on_cpu[name], CALLS))
+            anvil.append(time_calls(on_anvil[name], CALLS))
+            torch.anvil.synchronize()
+        rows.append(summary(name, cpu, anvil, [a - c for a, c in zip(anvil, cpu, strict=True)]))
+    return rows
+
+
+# An op from Python, and in C++ over lists of tensors.
+IN_PLACE = {
+    "add_(16)": (lambda x, y: x.add_(y), torch._foreach_add_),
+    "mul_(16)": (lambda x, y: x.mul_(y), torch._foreach_mul_),
+}
+
+
+def pairs(device: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """NODES tensors and what is added to them, small enough to stay finite."""
+    return (
+        [torch.full((16,), 1.0, device=device) for _ in range(NODES)],
+        [torch.full((16,), 1.0, device=device) for _ in range(NODES)],
+    )
+
+
+def measure_launches() -> list[Row]:
+    rows = []
+    for name, (call, in_cpp) in IN_PLACE.items():
+        xs, ys = pairs("cpu")
+        x, y = torch.ones(16, device="anvil"), torch.ones(16, device="anvil")
+        call(x, y)
+        binding, queued, added = [], [], []
+        for _ in range(ROUNDS):
+            cpu = time_calls(lambda: call(xs[0], ys[0]), CALLS)  # noqa: B023
+            kernel = time_calls(lambda: in_cpp(xs, ys), 10) / NODES  # noqa: B023
+            binding.append(cpu - kernel)
+            queued.append(time_queued(lambda: call(x, y), CALLS))  # noqa: B023
+            added.append(queued[-1] - binding[-1])
+        rows.append(summary(name, binding, queued, added))
+    return rows
+
+
+def measure_replays() -> list[Row]:
+    rows = []
+    for name, (call, in_cpp) in IN_PLACE.items():
+        xs, ys = pairs("anvil")
+        graph = torch.anvil.Graph()
+        call(xs[0], ys[0])
+        with torch.anvil.graph(graph):
+            for x, y in zip(xs, ys, strict=True):
+                call(x, y)
+        cpu_xs, cpu_ys = pairs("cpu")
+        call(cpu_xs[0], cpu_ys[0])
+        in_cpp(cpu_xs, cpu_ys)
+        graph.replay()
+        if not all(torch.equal(a.cpu(), c) for a, c in zip(xs, cpu_xs, strict=True)):
+            raise SystemExit(f"{name}: the replay's results differ from the CPU's")
+
+        def replay(graph: torch.anvil.Graph = graph) -> None:
+            graph.replay()
+            torch.anvil.synchronize()
+
+        cpu, ours = [], []
+        for _ in range(ROUNDS):
+            cpu.append(time_calls(lambda: in_cpp(cpu_xs, cpu_ys), 20) / NODES)  # noqa: B023
+            ours.append(time_calls(replay, 20) / NODES)
+        added = [a - c for a, c in zip(ours, cpu, strict=True)]
+        rows.append(summary(name, cpu, ours, added))
     return rows
 
 
@@ -80,17 +161,22 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     with torch.inference_mode():
-        rows = measure()
+        tables = {
+            "calls": measure_calls(),
+            "launches": measure_launches(),
+            "replays": measure_replays(),
+        }
     if options.json:
-        print(json.dumps({"target_us": TARGET_US, "rows": rows}, indent=2))
+        print(json.dumps({"targets_us": TARGETS_US, **tables}, indent=2))
         return
-    print(f"{'operation':<14}{'cpu us':>9}{'anvil us':>10}{'added us':>10}{'spread':>9}")
-    for row in rows:
-        print(
-            f"{row['operation']:<14}{row['cpu_us']:>9.3f}{row['anvil_us']:>10.3f}"
-            f"{row['added_us']:>10.3f}{row['added_spread_us']:>9.3f}"
-        )
-    print(f"target: at most {TARGET_US} us added")
+    for title, rows in tables.items():
+        print(f"{title} (target: at most {TARGETS_US[title]} us added)")
+        print(f"  {'operation':<14}{'cpu us':>9}{'anvil us':>10}{'added us':>10}{'spread':>9}")
+        for row in rows:
+            print(
+                f"  {row['operation']:<14}{row['cpu_us']:>9.3f}{row['anvil_us']:>10.3f}"
+                f"{row['added_us']:>10.3f}{row['spread_us']:>9.3f}"
+            )
 
 
 if __name__ == "__main__":

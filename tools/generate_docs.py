@@ -14,6 +14,8 @@ sys.path.insert(0, str(ROOT / "platform_pkg"))
 
 from vllm_anvil import envs  # noqa: E402
 
+# docs/reference/op_support.md is not among them: it takes minutes to find out what it says. `make
+# docs` writes it with tests/device/op_support.py, and tests/device/test_op_database.py checks it.
 PAGES: dict[str, Callable[[], str]] = {"docs/reference/environment.md": envs.markdown}
 
 

@@ -1,27 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Python module _C: a thin layer over the runtime and the glue. Everything a user sees is in
 // vllm_anvil/device.
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/utils/pybind.h>
-
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include "aten/fallback.h"
 #include "aten/host_alias.h"
+#include "bindings.h"
+#include "core/command.h"
 #include "core/generator.h"
 #include "core/hooks.h"
 #include "core/stream.h"
+#include "core/wait.h"
 #include "dispatch.h"
 
 namespace py = pybind11;
 
 namespace {
 
-// Exceptions of c10 become the Python exceptions that torch uses, without a C++ backtrace.
-template <typename Function>
-void def(py::module_& m, const char* name, Function function) {
-  m.def(name, torch::wrap_pybind_function(function));
-}
+using anvil::bindings::def;
 
 py::dict device_properties(int device) {
   anvilDeviceProperties properties;
@@ -65,20 +63,26 @@ float event_elapsed_time(uintptr_t start, uintptr_t end) {
   return milliseconds;
 }
 
+// A command that takes a while, for tests and measurements.
+void sleep_on_device(int device, int64_t microseconds) {
+  const anvil::Accesses nothing(
+      anvil::current_stream_handle(static_cast<c10::DeviceIndex>(device)));
+  anvil::submit("sleep", nothing, [microseconds] {
+    std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+  });
+}
+
 void empty_cache(int device) { anvil::check(anvilMemEmptyCache(device)); }
 
 at::Tensor host_alias(const at::Tensor& tensor) {
   TORCH_CHECK(tensor.device().type() == anvil::kAnvil,
               "host_alias takes a tensor on an anvil device; got one on ", tensor.device());
-  // The inner alias is for CPU kernels only; what leaves here is an ordinary CPU tensor over the
-  // same twin.
-  const at::Tensor inner = anvil::host_alias(tensor);
-  at::Tensor result = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(inner.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU), inner.dtype());
-  result.unsafeGetTensorImpl()->set_sizes_and_strides(inner.sizes(), inner.strides(),
-                                                      inner.storage_offset());
-  return result;
+  return anvil::host_tensor(tensor);
 }
+
+// Around every wait for the device: a command may need the lock to drop a Python object.
+void* release_gil() { return PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; }
+void take_gil(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
 
 std::string active_isa() {
   try {
@@ -99,6 +103,7 @@ std::vector<std::string> supported_isas() {
 PYBIND11_MODULE(_C, m) {
   anvil::register_backend();
   anvil::register_fallbacks();
+  anvil::set_wait_hooks({.enter = &release_gil, .leave = &take_gil});
 
   def(m, "device_count", [] { return static_cast<int>(anvil::device_count()); });
   def(m, "current_device", [] { return static_cast<int>(anvil::current_device()); });
@@ -113,12 +118,15 @@ PYBIND11_MODULE(_C, m) {
     const c10::Device owner(anvil::kAnvil, static_cast<c10::DeviceIndex>(device));
     return anvil::stream_priority(c10::Stream(c10::Stream::UNSAFE, owner, id));
   });
+  def(m, "sleep", &sleep_on_device);
   def(m, "event_elapsed_time", &event_elapsed_time);
   def(m, "empty_cache", &empty_cache);
   def(m, "tag_stats", &tag_stats);
   def(m, "push_memory_tag",
       [](const std::string& tag) { anvil::check(anvilMemPushTag(tag.c_str())); });
   def(m, "pop_memory_tag", [] { anvil::check(anvilMemPopTag()); });
+  anvil::bindings::add_graphs(m);
+  anvil::bindings::add_sanitizer(m);
   def(m, "host_alias", &host_alias);
   def(m, "active_isa", &active_isa);
   def(m, "supported_isas", &supported_isas);

@@ -143,24 +143,44 @@ std::optional<CgroupMemory> ReadMemory(const std::string& directory, bool unifie
 
 }  // namespace
 
-CgroupLimits ReadCgroupLimits(const std::string& root) {
-  CgroupLimits limits;
+CgroupDirectories FindCgroups(const std::string& root) {
+  CgroupDirectories found;
   const std::vector<Membership> memberships = ReadMemberships(root);
   for (const Mount& mount : ReadMounts(root)) {
-    if (mount.unified || Contains(mount.controllers, "cpu")) {
-      for (const auto& directory : GroupDirectories(root, mount, memberships, "cpu")) {
-        const auto quota = ReadQuota(directory, mount.unified);
-        if (quota) limits.cpu_quota = std::min(limits.cpu_quota.value_or(*quota), *quota);
+    const auto add = [&](const char* controller,
+                         std::vector<CgroupDirectories::Directory>* directories) {
+      if (!mount.unified && !Contains(mount.controllers, controller)) return;
+      for (const auto& path : GroupDirectories(root, mount, memberships, controller)) {
+        directories->push_back({path, mount.unified});
       }
-    }
-    if (mount.unified || Contains(mount.controllers, "memory")) {
-      for (const auto& directory : GroupDirectories(root, mount, memberships, "memory")) {
-        const auto memory = ReadMemory(directory, mount.unified);
-        if (memory) limits.memory.push_back(*memory);
-      }
-    }
+    };
+    add("cpu", &found.cpu);
+    add("memory", &found.memory);
+  }
+  return found;
+}
+
+std::optional<double> ReadCpuQuota(const CgroupDirectories& directories) {
+  std::optional<double> least;
+  for (const auto& directory : directories.cpu) {
+    const auto quota = ReadQuota(directory.path, directory.unified);
+    if (quota) least = std::min(least.value_or(*quota), *quota);
+  }
+  return least;
+}
+
+std::vector<CgroupMemory> ReadMemoryLimits(const CgroupDirectories& directories) {
+  std::vector<CgroupMemory> limits;
+  for (const auto& directory : directories.memory) {
+    const auto memory = ReadMemory(directory.path, directory.unified);
+    if (memory) limits.push_back(*memory);
   }
   return limits;
+}
+
+CgroupLimits ReadCgroupLimits(const std::string& root) {
+  const CgroupDirectories directories = FindCgroups(root);
+  return {ReadCpuQuota(directories), ReadMemoryLimits(directories)};
 }
 
 }  // namespace anvil

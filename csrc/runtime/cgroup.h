@@ -21,8 +21,23 @@ struct CgroupLimits {
   std::vector<CgroupMemory> memory;  // every level that has a limit
 };
 
-// Reads <root>/proc/self/{mountinfo,cgroup} and the files of the groups they name. Whatever is
-// missing or says "no limit" is left out.
+// Where the files of the process's groups are, from its own group to the root.
+struct CgroupDirectories {
+  struct Directory {
+    std::string path;
+    bool unified = false;  // version 2
+  };
+  std::vector<Directory> cpu, memory;
+};
+
+// Reads <root>/proc/self/{mountinfo,cgroup}.
+CgroupDirectories FindCgroups(const std::string& root);
+
+// Reads the groups' files. Whatever is missing or says "no limit" is left out.
+std::optional<double> ReadCpuQuota(const CgroupDirectories& directories);
+std::vector<CgroupMemory> ReadMemoryLimits(const CgroupDirectories& directories);
+
+// All of that at once.
 CgroupLimits ReadCgroupLimits(const std::string& root);
 
 }  // namespace anvil

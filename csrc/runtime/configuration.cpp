@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include "text_file.h"
 #include "units.h"
@@ -11,6 +12,7 @@ namespace anvil {
 namespace {
 
 constexpr uint64_t kLeastDeviceMemory = 2 * kMiB;  // the allocator's smallest mapping
+constexpr int64_t kLongestDelay = 1000000;
 
 std::string Rejected(const char* name, const std::string& value, const std::string& accepted) {
   return std::string(name) + "='" + value + "' cannot be used: expected " + accepted + ".";
@@ -69,12 +71,26 @@ Result<Configuration> ReadConfiguration(const Environment& environment) {
     }
   }
 
-  if (const auto text = get("ANVIL_LAUNCH_BLOCKING")) {
+  const std::pair<const char*, bool*> switches[] = {
+      {"ANVIL_LAUNCH_BLOCKING", &configuration.launch_blocking},
+      {"ANVIL_SANITIZE", &configuration.sanitize},
+      {"ANVIL_DEBUG_POISON", &configuration.poison}};
+  for (const auto& [name, enabled] : switches) {
+    const auto text = get(name);
+    if (!text) continue;
     const std::string_view value = Trim(*text);
-    if (value != "0" && value != "1") {
-      return Outcome::Error(Rejected("ANVIL_LAUNCH_BLOCKING", *text, "0 or 1"));
+    if (value != "0" && value != "1") return Outcome::Error(Rejected(name, *text, "0 or 1"));
+    *enabled = value == "1";
+  }
+
+  if (const auto text = get("ANVIL_DEBUG_DELAY")) {
+    const auto delay = ParseInteger(*text);
+    if (!delay || *delay < 0 || *delay > kLongestDelay) {
+      return Outcome::Error(
+          Rejected("ANVIL_DEBUG_DELAY", *text,
+                   "a whole number of microseconds from 0 to " + std::to_string(kLongestDelay)));
     }
-    configuration.launch_blocking = value == "1";
+    configuration.longest_delay = static_cast<uint32_t>(*delay);
   }
   return {std::move(configuration), ""};
 }

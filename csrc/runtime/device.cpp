@@ -3,8 +3,9 @@
 
 #include <cstring>
 
-#include "configuration.h"
 #include "process.h"
+#include "sanitizer.h"
+#include "stream_order.h"
 #include "topology.h"
 
 namespace anvil {
@@ -13,6 +14,7 @@ namespace {
 struct Registry {
   anvilError_t status = ANVIL_SUCCESS;
   std::string message;
+  Configuration configuration;
   std::vector<Device*> devices;
 };
 
@@ -41,10 +43,14 @@ Registry* MakeRegistry() {
   const Host host = ReadHost("", ReadAffinity());
   const auto plans = PlanDevices(host, configuration.value.request);
   if (!plans.ok()) return fail(ANVIL_ERROR_CONFIGURATION, plans.error);
+  registry->configuration = configuration.value;
+  if (registry->configuration.sanitize) sanitizer::Enable();
+  debug_poison.store(registry->configuration.poison, std::memory_order_relaxed);
   for (const DevicePlan& plan : plans.value) {
     const int index = static_cast<int>(registry->devices.size());
     const int node = host.nodes.size() > 1 ? plan.numa_node : -1;
-    registry->devices.push_back(new Device(index, plan, node, DeviceName(host, plan)));
+    registry->devices.push_back(
+        new Device(index, plan, node, DeviceName(host, plan), registry->configuration));
   }
   initialized.store(true, std::memory_order_release);
   return registry;
@@ -52,12 +58,15 @@ Registry* MakeRegistry() {
 
 }  // namespace
 
-Device::Device(int index, const DevicePlan& plan, int preferred_node, std::string name)
+Device::Device(int index, const DevicePlan& plan, int preferred_node, std::string name,
+               const Configuration& configuration)
     : index(index),
       plan(plan),
       name(std::move(name)),
+      configuration(configuration),
       allocator(index, preferred_node, plan.memory),
       workers(index, plan.cores),
+      executor(this, plan.cores, configuration.longest_delay),
       streams(this) {}
 
 anvilError_t GetDevices(const std::vector<Device*>** devices) {
@@ -149,3 +158,9 @@ anvilError_t anvilDeviceSynchronize(int device) {
 }
 
 int anvilIsInitialized(void) { return initialized.load(std::memory_order_acquire) ? 1 : 0; }
+
+int anvilIsLaunchBlocking(void) {
+  Device* device = nullptr;
+  const anvilError_t status = Guarded([&] { return GetDevice(0, &device); });
+  return status == ANVIL_SUCCESS && device->configuration.launch_blocking ? 1 : 0;
+}

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "allocator.h"
+#include "configuration.h"
 #include "error.h"
+#include "executor.h"
 #include "planner.h"
 #include "stream.h"
 #include "worker_pool.h"
@@ -17,15 +19,18 @@ namespace anvil {
 
 struct Device {
   // `preferred_node`: where its memory should come from; -1: anywhere.
-  Device(int index, const DevicePlan& plan, int preferred_node, std::string name);
+  Device(int index, const DevicePlan& plan, int preferred_node, std::string name,
+         const Configuration& configuration);
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
   const int index;  // visible
   const DevicePlan plan;
   const std::string name;
+  const Configuration& configuration;  // of the process
   DeviceAllocator allocator;
   WorkerPool workers;
+  Executor executor;
   StreamList streams;
 };
 

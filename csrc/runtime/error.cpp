@@ -28,6 +28,10 @@ unsigned long FailureCount() noexcept { return failure_count; }
 
 const char* anvilGetLastErrorMessage(void) { return anvil::last_message; }
 
+anvilError_t anvilReportError(anvilError_t error, const char* message) {
+  return anvil::Fail(error, message == nullptr ? "" : message);
+}
+
 const char* anvilErrorName(anvilError_t error) {
   switch (error) {
     case ANVIL_SUCCESS:
@@ -48,6 +52,8 @@ const char* anvilErrorName(anvilError_t error) {
       return "ANVIL_ERROR_COMMAND";
     case ANVIL_ERROR_SYSTEM:
       return "ANVIL_ERROR_SYSTEM";
+    case ANVIL_ERROR_CAPTURE:
+      return "ANVIL_ERROR_CAPTURE";
   }
   return "ANVIL_ERROR_UNKNOWN";
 }

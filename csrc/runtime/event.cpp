@@ -1,40 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <atomic>
-#include <chrono>
-#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
 
+#include "capture.h"
+#include "completion.h"
 #include "device.h"
 #include "error.h"
 #include "process.h"
+#include "sanitizer.h"
 #include "stream.h"
-
-namespace {
-constexpr int64_t kNeverRecorded = INT64_MIN;
-}
 
 struct anvilEvent_st {
   explicit anvilEvent_st(unsigned flags) : flags(flags) {}
 
+  // The last record: a point in a stream, or a capture, or neither. Every record makes a new one,
+  // so that who waits for an earlier one is not disturbed.
+  struct Record {
+    std::shared_ptr<anvil::Completion> completion;
+    std::shared_ptr<anvil::Capture> capture;
+  };
+
+  Record record() {
+    std::lock_guard lock(mutex_);
+    return record_;
+  }
+  void set_record(Record record) {
+    std::lock_guard lock(mutex_);
+    std::swap(record_, record);
+  }
+
   const unsigned flags;
-  std::atomic<int64_t> nanoseconds{kNeverRecorded};  // steady clock
+
+ private:
+  std::mutex mutex_;
+  Record record_;
 };
 
 using namespace anvil;
 
 namespace {
 
-anvilError_t Stamp(void* arg) {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  static_cast<anvilEvent_t>(arg)->nanoseconds.store(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(now).count(), std::memory_order_release);
-  return ANVIL_SUCCESS;
-}
-
 // What every call on an event checks first.
 anvilError_t CheckEvent(const char* function, anvilEvent_t event) {
   if (IsForkedChild()) return FailForked();
   if (event == nullptr) return FailNull(function, "event");
   return ANVIL_SUCCESS;
+}
+
+// The host cannot ask for a point that only replays pass.
+anvilError_t CheckNotCaptured(const anvilEvent_st::Record& record) {
+  if (record.capture == nullptr) return ANVIL_SUCCESS;
+  return FailCapture(record.capture,
+                     "The event was recorded in a capture, where nothing runs: it cannot be "
+                     "queried, waited for or timed. Record it again outside the capture.");
+}
+
+// Checks the event for a call of the host and gets its last record.
+anvilError_t GetRecord(const char* function, anvilEvent_t event, anvilEvent_st::Record* record) {
+  const anvilError_t status = CheckEvent(function, event);
+  if (status != ANVIL_SUCCESS) return status;
+  *record = event->record();
+  return CheckNotCaptured(*record);
 }
 
 }  // namespace
@@ -64,49 +91,91 @@ anvilError_t anvilEventDestroy(anvilEvent_t event) {
 
 anvilError_t anvilEventRecord(anvilEvent_t event, anvilStream_t stream) {
   return Guarded([&] {
-    const anvilError_t status = CheckEvent("anvilEventRecord", event);
+    anvilError_t status = CheckEvent("anvilEventRecord", event);
     if (status != ANVIL_SUCCESS) return status;
     if (stream == nullptr) return FailNull("anvilEventRecord", "stream");
-    return RunInOrder(stream, {"event record", Stamp, nullptr, event});
+    if (!InsideCommand()) {
+      if (auto capture = CaptureOf(stream)) {
+        event->set_record({nullptr, std::move(capture)});
+        return ANVIL_SUCCESS;
+      }
+    }
+    const auto completion = std::make_shared<Completion>(stream->device);
+    completion->clock = sanitizer::Recorded(stream);
+    status = SubmitRecord(stream, completion);
+    if (status == ANVIL_SUCCESS) event->set_record({completion, nullptr});
+    return status;
   });
 }
 
-// A recorded event is complete: the record ran before anvilEventRecord returned.
 anvilError_t anvilEventQuery(anvilEvent_t event) {
-  return Guarded([&] { return CheckEvent("anvilEventQuery", event); });
+  return Guarded([&] {
+    anvilEvent_st::Record record;
+    const anvilError_t status = GetRecord("anvilEventQuery", event, &record);
+    if (status != ANVIL_SUCCESS || record.completion == nullptr) return status;
+    if (!record.completion->done()) return ANVIL_ERROR_NOT_READY;
+    sanitizer::HostWaits(record.completion->clock);
+    return ANVIL_SUCCESS;
+  });
 }
 
 anvilError_t anvilEventSynchronize(anvilEvent_t event) {
-  return Guarded([&] { return CheckEvent("anvilEventSynchronize", event); });
+  return Guarded([&] {
+    anvilEvent_st::Record record;
+    const anvilError_t status = GetRecord("anvilEventSynchronize", event, &record);
+    if (status != ANVIL_SUCCESS || record.completion == nullptr) return status;
+    if (InsideCommand() && !record.completion->done()) {
+      return Fail(ANVIL_ERROR_NOT_READY,
+                  "The event has not been reached and cannot be waited for inside a command, which "
+                  "may be what it waits for.");
+    }
+    record.completion->Wait();
+    sanitizer::HostWaits(record.completion->clock);
+    return ANVIL_SUCCESS;
+  });
 }
 
 anvilError_t anvilStreamWaitEvent(anvilStream_t stream, anvilEvent_t event) {
   return Guarded([&] {
     const anvilError_t status = CheckEvent("anvilStreamWaitEvent", event);
     if (status != ANVIL_SUCCESS) return status;
-    return stream == nullptr ? FailNull("anvilStreamWaitEvent", "stream") : ANVIL_SUCCESS;
+    if (stream == nullptr) return FailNull("anvilStreamWaitEvent", "stream");
+    const anvilEvent_st::Record record = event->record();
+    if (record.capture != nullptr || stream->capturing.load(std::memory_order_acquire)) {
+      return WaitInCapture(stream, record.capture, record.completion.get());
+    }
+    if (record.completion == nullptr) return ANVIL_SUCCESS;
+    sanitizer::StreamWaits(stream, record.completion->clock);
+    return SubmitWait(stream, record.completion);
   });
 }
 
 anvilError_t anvilEventElapsedTime(float* milliseconds, anvilEvent_t start, anvilEvent_t end) {
   return Guarded([&] {
     if (milliseconds == nullptr) return FailNull("anvilEventElapsedTime", "milliseconds");
-    for (anvilEvent_t event : {start, end}) {
-      const anvilError_t status = CheckEvent("anvilEventElapsedTime", event);
+    int64_t times[2] = {0, 0};
+    for (int i = 0; i < 2; ++i) {
+      const anvilEvent_t event = i == 0 ? start : end;
+      anvilEvent_st::Record record;
+      const anvilError_t status = GetRecord("anvilEventElapsedTime", event, &record);
       if (status != ANVIL_SUCCESS) return status;
       if ((event->flags & ANVIL_EVENT_TIMING) == 0) {
         return Fail(ANVIL_ERROR_INVALID_VALUE,
                     "Elapsed time needs two events that were created with timing "
                     "(ANVIL_EVENT_TIMING, enable_timing=True).");
       }
-      if (event->nanoseconds.load(std::memory_order_acquire) == kNeverRecorded) {
+      if (record.completion == nullptr) {
         return Fail(ANVIL_ERROR_INVALID_VALUE,
                     "Elapsed time needs two events that have been recorded.");
       }
+      if (!record.completion->done()) {
+        return Fail(ANVIL_ERROR_NOT_READY,
+                    "Elapsed time needs two events that have been reached: "
+                    "synchronize the later one first.");
+      }
+      times[i] = record.completion->nanoseconds();
     }
-    const int64_t elapsed = end->nanoseconds.load(std::memory_order_acquire) -
-                            start->nanoseconds.load(std::memory_order_acquire);
-    *milliseconds = static_cast<float>(static_cast<double>(elapsed) / 1e6);
+    *milliseconds = static_cast<float>(static_cast<double>(times[1] - times[0]) / 1e6);
     return ANVIL_SUCCESS;
   });
 }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
 #include <new>
 
 #include "memory_source.h"
@@ -12,15 +11,11 @@ namespace anvil {
 
 template <typename T>
 bool RecordStore<T>::Reserve(size_t count) {
-  constexpr size_t kSlab = (size_t{64} << 10) / sizeof(Slot);
+  constexpr size_t kSlab = (size_t{64} << 10) / sizeof(T);
   while (free_count_ < count) {
-    Slot* slab = static_cast<Slot*>(std::malloc(kSlab * sizeof(Slot)));
+    T* slab = new (std::nothrow) T[kSlab]{};
     if (slab == nullptr) return false;
-    for (size_t i = 0; i < kSlab; ++i) {
-      slab[i].next = free_;
-      free_ = &slab[i];
-    }
-    free_count_ += kSlab;
+    for (size_t i = 0; i < kSlab; ++i) Put(&slab[i]);
   }
   return true;
 }
@@ -28,17 +23,17 @@ bool RecordStore<T>::Reserve(size_t count) {
 template <typename T>
 T* RecordStore<T>::Take() {
   if (free_ == nullptr && !Reserve(1)) return nullptr;
-  Slot* slot = free_;
-  free_ = slot->next;
+  T* record = free_;
+  free_ = record->next;
   --free_count_;
-  return new (slot->storage) T{};
+  record->Reset();
+  return record;
 }
 
 template <typename T>
 void RecordStore<T>::Put(T* record) {
-  Slot* slot = reinterpret_cast<Slot*>(record);
-  slot->next = free_;
-  free_ = slot;
+  record->next = free_;
+  free_ = record;
   ++free_count_;
 }
 
@@ -108,17 +103,21 @@ Block* Heap::Allocate(size_t bytes) {
   return block;
 }
 
-void Heap::Free(Block* block) {
+void Heap::Free(Block* block, uint64_t freed_at) {
   allocated_bytes_ -= block->size;
   block->dirty = true;
-  switch (block->kind) {
-    case Block::Kind::kSmall:
-      return FreeSmall(block);
-    case Block::Kind::kMedium:
-      return FreeMedium(block);
-    case Block::Kind::kHuge:
-      return PushFree(block);
-  }
+  if (block->kind == Block::Kind::kSmall) return FreeSmall(block, freed_at);
+  block->freed_at = freed_at;
+  if (block->kind == Block::Kind::kMedium) return FreeMedium(block);
+  PushFree(block);
+}
+
+Block* Heap::NewRecord() {
+  Block* block = records_->blocks.Take();
+  if (block == nullptr) return nullptr;
+  block->heap = this;
+  block->owner = owner_;
+  return block;
 }
 
 Block* Heap::AllocateMedium(size_t size) {
@@ -145,7 +144,7 @@ Block* Heap::AllocateMedium(size_t size) {
     RemoveFree(best);
     return best;
   }
-  Block* rest = records_->blocks.Take();
+  Block* rest = NewRecord();
   if (rest == nullptr) {
     records_exhausted_ = true;
     return nullptr;
@@ -153,9 +152,9 @@ Block* Heap::AllocateMedium(size_t size) {
   RemoveFree(best);
   rest->ptr = best->ptr + size;
   rest->size = best->size - size;
-  rest->heap = this;
   rest->kind = Block::Kind::kMedium;
   rest->dirty = best->dirty;
+  rest->freed_at = best->freed_at;
   rest->left = best;
   rest->right = best->right;
   if (rest->right != nullptr) rest->right->left = rest;
@@ -173,6 +172,7 @@ void Heap::FreeMedium(Block* block) {
     Block* high = low == block ? neighbour : block;
     low->size += high->size;
     low->dirty = low->dirty || high->dirty;
+    low->freed_at = std::max(low->freed_at, high->freed_at);
     low->right = high->right;
     if (low->right != nullptr) low->right->left = low;
     high->in_use = false;  // so that freeing its handle again is noticed
@@ -243,14 +243,13 @@ Block* Heap::AllocateSmall(size_t bytes) {
   if (block != nullptr) {
     span->free = block->next;
   } else {
-    block = records_->blocks.Take();
+    block = NewRecord();
     if (block == nullptr) {
       records_exhausted_ = true;
       return nullptr;
     }
     block->size = ClassSize(size_class);
     block->ptr = span->memory->ptr + span->carved * block->size;
-    block->heap = this;
     block->span = span;
     block->kind = Block::Kind::kSmall;
     block->dirty = span->memory->dirty;
@@ -262,8 +261,9 @@ Block* Heap::AllocateSmall(size_t bytes) {
   return block;
 }
 
-void Heap::FreeSmall(Block* block) {
+void Heap::FreeSmall(Block* block, uint64_t freed_at) {
   Span* span = block->span;
+  span->freed_at = std::max(span->freed_at, freed_at);
   block->in_use = false;
   block->next = span->free;
   span->free = block;
@@ -283,6 +283,7 @@ void Heap::ReleaseSpan(Span* span) {
   }
   // What was never carved is still as clean as before, but the block is one piece again.
   span->memory->dirty = span->memory->dirty || span->carved > 0;
+  span->memory->freed_at = std::max(span->memory->freed_at, span->freed_at);
   FreeMedium(span->memory);
   records_->spans.Put(span);
 }
@@ -298,29 +299,28 @@ size_t Heap::SegmentSize(size_t bytes, bool least) const {
 }
 
 bool Heap::AddSegment(std::byte* base, size_t size) {
-  Block* block = records_->blocks.Take();
+  Block* block = NewRecord();
   if (block == nullptr) return false;
   block->ptr = base;
   block->size = size;
-  block->heap = this;
   block->kind = size > kMediumMax ? Block::Kind::kHuge : Block::Kind::kMedium;
   reserved_bytes_ += size;
   PushFree(block);
   return true;
 }
 
-void Heap::TakeIdleSegments(std::vector<Segment>* segments) {
+void Heap::TakeIdleSegments(uint64_t before, std::vector<Segment>* segments) {
   for (Span* head : spans_) {
     for (Span* span = head; span != nullptr;) {
       Span* next = span->next;
-      if (span->live == 0) ReleaseSpan(span);
+      if (span->live == 0 && span->freed_at < before) ReleaseSpan(span);
       span = next;
     }
   }
   for (Block* head : bins_) {
     for (Block* block = head; block != nullptr;) {
       Block* next = block->next;
-      if (block->is_segment()) {
+      if (block->is_segment() && block->freed_at < before) {
         RemoveFree(block);
         block->in_use = false;
         segments->push_back({block->ptr, block->size});

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -18,28 +19,52 @@
 #include "anvil/runtime.h"
 
 namespace anvil {
+
+class Arena;
+class GraphPool;
 class Heap;
 struct Span;
+struct StreamUses;
+
+// What a block is now; the record outlives it (RecordStore).
+struct BlockState {
+  enum class Kind : uint8_t { kSmall, kMedium, kHuge, kArena };
+
+  std::byte* ptr;
+  size_t size;          // usable bytes
+  size_t requested;     // as asked for; only while handed out
+  Heap* heap;           // null: of an arena
+  Span* span;           // of a small block
+  anvilBlock_st* next;  // in a free list
+  StreamUses* uses;     // by other streams (allocator.h); only while handed out
+  Kind kind;
+  bool in_use;
+  bool held_back;       // freed, but commands may still use it
+  bool in_command;      // allocated by a running command
+  bool dirty;           // written since it was mapped: not known to be zero
+  anvilBlock_st* prev;  // in a bin
+  anvilBlock_st* left;  // medium, arena: neighbours by address
+  anvilBlock_st* right;
+  uint64_t freed_at;  // the caller's clock when any part of a free block was last freed
+  void* owner;        // of the heap or arena; never gone
+  Arena* arena;
+  GraphPool* pool;  // of the arena
+
+  bool is_segment() const { return left == nullptr && right == nullptr; }
+};
+
 }  // namespace anvil
 
 // One block, free or handed out. Also the handle that callers hold.
-struct anvilBlock_st {
-  enum class Kind : uint8_t { kSmall, kMedium, kHuge };
+struct anvilBlock_st : anvil::BlockState {
+  // Counts how often the record's blocks were freed. Asked of freed blocks too, by any thread, so
+  // that it goes on over the record's lives.
+  std::atomic<uint64_t> generation{0};
 
-  std::byte* ptr;
-  size_t size;       // usable bytes
-  size_t requested;  // as asked for; only while handed out
-  anvil::Heap* heap;
-  anvil::Span* span;    // of a small block
-  anvilBlock_st* next;  // in a free list
-  anvilBlock_st* prev;  // in a bin
-  anvilBlock_st* left;  // medium: neighbours by address within the segment
-  anvilBlock_st* right;
-  Kind kind;
-  bool in_use;
-  bool dirty;  // written since it was mapped: not known to be zero
-
-  bool is_segment() const { return left == nullptr && right == nullptr; }
+  void Reset() { static_cast<anvil::BlockState&>(*this) = {}; }
+  void NextGeneration() {
+    generation.store(generation.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  }
 };
 
 namespace anvil {
@@ -57,11 +82,7 @@ class RecordStore {
   bool Reserve(size_t count);
 
  private:
-  union Slot {
-    Slot* next;
-    alignas(T) std::byte storage[sizeof(T)];
-  };
-  Slot* free_ = nullptr;
+  T* free_ = nullptr;
   size_t free_count_ = 0;
 };
 
@@ -76,6 +97,9 @@ struct Span {
   uint32_t live;      // chunks handed out
   uint32_t size_class;
   bool listed;
+  uint64_t freed_at;  // of the latest of its chunks
+
+  void Reset() { *this = {}; }
 };
 
 struct HeapRecords {
@@ -89,15 +113,17 @@ class Heap {
   static constexpr size_t kMediumMax = size_t{32} << 20;
   static constexpr size_t kAlignment = 64;
 
-  // `records` and `owner` outlive the heap. `owner` is not looked at.
-  Heap(HeapRecords* records, void* owner, int tag) : records_(records), owner_(owner), tag_(tag) {}
+  // `records` and `owner` outlive the heap. `owner`, `tag` and `stream` are not looked at.
+  Heap(HeapRecords* records, void* owner, int tag, uint64_t stream)
+      : records_(records), owner_(owner), tag_(tag), stream_(stream) {}
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
 
   // A block of at least `bytes` > 0 from what the heap holds; null when it needs another segment
   // (or, with records_exhausted(), when the system has no memory for the heap's own records).
   Block* Allocate(size_t bytes);
-  void Free(Block* block);
+  // `freed_at`: when it was freed, on a clock of the caller's, for TakeIdleSegments.
+  void Free(Block* block, uint64_t freed_at);
 
   // Bytes of the segment that lets Allocate(bytes) succeed: at least that, more when the heap is
   // large already, so that a growing heap does not end up in many small segments.
@@ -109,15 +135,17 @@ class Heap {
     std::byte* base;
     size_t size;
   };
-  // Takes out every segment without a block in use.
-  void TakeIdleSegments(std::vector<Segment>* segments);
+  // Takes out every segment without a block in use, and of which nothing was freed at `before` or
+  // later.
+  void TakeIdleSegments(uint64_t before, std::vector<Segment>* segments);
 
   size_t allocated_bytes() const { return allocated_bytes_; }  // blocks handed out
   size_t reserved_bytes() const { return reserved_bytes_; }    // segments
   size_t idle_bytes() const { return idle_bytes_; }            // segments without a block in use
   bool records_exhausted() const { return records_exhausted_; }
-  void* owner() const { return owner_; }
   int tag() const { return tag_; }
+  uint64_t stream() const { return stream_; }
+  void set_stream(uint64_t stream) { stream_ = stream; }
 
  private:
   // 64-byte steps up to 512 bytes, then four steps for each doubling.
@@ -133,7 +161,8 @@ class Heap {
   Block* AllocateSmall(size_t bytes);
   Block* AllocateMedium(size_t bytes);
   Block* AllocateHuge(size_t bytes);
-  void FreeSmall(Block* block);
+  Block* NewRecord();
+  void FreeSmall(Block* block, uint64_t freed_at);
   void FreeMedium(Block* block);
   Span* NewSpan(uint32_t size_class);
   void ReleaseSpan(Span* span);
@@ -145,6 +174,7 @@ class Heap {
   HeapRecords* const records_;
   void* const owner_;
   const int tag_;
+  uint64_t stream_;
   size_t allocated_bytes_ = 0;
   size_t reserved_bytes_ = 0;
   size_t idle_bytes_ = 0;

@@ -14,6 +14,7 @@
 #include "device.h"
 #include "memory_source.h"
 #include "process.h"
+#include "sanitizer.h"
 #include "units.h"
 
 namespace anvil {
@@ -35,6 +36,13 @@ class PinnedMemory {
     Increase(stats_.allocation, 1);
     Increase(stats_.allocated_bytes, mapping.size);
     return mapping.base;
+  }
+
+  // Of the allocation that starts there; 0 when none does.
+  size_t SizeOf(void* base) {
+    std::lock_guard lock(mutex_);
+    const auto found = in_use_.find(reinterpret_cast<uintptr_t>(base));
+    return found == in_use_.end() ? 0 : found->second;
   }
 
   bool Free(void* base) {
@@ -150,6 +158,10 @@ anvilError_t anvilHostFree(void* ptr) {
   return Guarded([&] {
     if (ptr == nullptr) return ANVIL_SUCCESS;
     if (IsForkedChild()) return FailForked();
+    if (sanitizer::Enabled()) {
+      const size_t size = Memory().SizeOf(ptr);
+      if (size > 0) sanitizer::Freed(nullptr, ptr, size, nullptr);
+    }
     if (Memory().Free(ptr)) return ANVIL_SUCCESS;
     return Fail(ANVIL_ERROR_INVALID_VALUE,
                 "anvilHostFree: the address is not the start of a pinned allocation.");

@@ -12,11 +12,13 @@
 #include <mutex>
 #include <shared_mutex>
 
+#include "available_memory.h"
+
 namespace anvil {
 namespace {
 
 struct Mapping {
-  size_t bytes;
+  size_t bytes;  // with memory behind them
   int device;
 };
 
@@ -43,14 +45,12 @@ void PreferNode(void* base, size_t bytes, int node) {
   syscall(SYS_mbind, base, bytes, kPreferred, mask.data(), mask.size() * kBits + 1, 0);
 }
 
-}  // namespace
-
-std::byte* MapMemory(size_t bytes, int numa_node, int device) {
+// A mapping aligned to the granule, of which the first `backed` bytes count as the device's.
+std::byte* Map(size_t bytes, int protection, size_t backed, int numa_node, int device) {
   // mmap aligns to a page only: map a granule more and cut both ends off.
   const size_t padded = bytes + kSegmentGranule;
-  void* mapped = padded < bytes ? MAP_FAILED
-                                : mmap(nullptr, padded, PROT_READ | PROT_WRITE,
-                                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (protection == PROT_NONE ? MAP_NORESERVE : 0);
+  void* mapped = padded < bytes ? MAP_FAILED : mmap(nullptr, padded, protection, flags, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
   const uintptr_t begin = reinterpret_cast<uintptr_t>(mapped);
   const uintptr_t base = RoundUp(begin, kSegmentGranule);
@@ -63,8 +63,26 @@ std::byte* MapMemory(size_t bytes, int numa_node, int device) {
   PreferNode(pointer, bytes, numa_node);
   MappingTable& table = Table();
   std::unique_lock lock(table.mutex);
-  table.by_base.emplace(base, Mapping{bytes, device});
+  table.by_base.emplace(base, Mapping{backed, device});
   return static_cast<std::byte*>(pointer);
+}
+
+}  // namespace
+
+std::byte* MapMemory(size_t bytes, int numa_node, int device) {
+  return Map(bytes, PROT_READ | PROT_WRITE, bytes, numa_node, device);
+}
+
+std::byte* ReserveAddresses(size_t bytes, int numa_node, int device) {
+  return Map(bytes, PROT_NONE, 0, numa_node, device);
+}
+
+bool BackAddresses(std::byte* base, size_t backed, size_t more) {
+  if (mprotect(base + backed, more, PROT_READ | PROT_WRITE) != 0) return false;
+  MappingTable& table = Table();
+  std::unique_lock lock(table.mutex);
+  table.by_base.at(reinterpret_cast<uintptr_t>(base)).bytes = backed + more;
+  return true;
 }
 
 void UnmapMemory(std::byte* base, size_t bytes) {
@@ -74,6 +92,7 @@ void UnmapMemory(std::byte* base, size_t bytes) {
     table.by_base.erase(reinterpret_cast<uintptr_t>(base));
   }
   munmap(base, bytes);
+  ForgetAvailableHostMemory();
 }
 
 int OwnerOf(const void* address) {

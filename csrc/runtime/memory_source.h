@@ -18,10 +18,18 @@ inline constexpr size_t RoundUp(size_t bytes, size_t granule) {
 // that node while it has any. Returns null with errno set when the host refuses.
 std::byte* MapMemory(size_t bytes, int numa_node, int device);
 
-// Returns a whole mapping to the operating system.
+// Reserves addresses like MapMemory's, without memory behind them: no use of any until it is
+// backed.
+std::byte* ReserveAddresses(size_t bytes, int numa_node, int device);
+
+// Puts memory behind [base + backed, base + backed + more) of a reservation of which the first
+// `backed` bytes have some. False, with errno, when the host refuses.
+bool BackAddresses(std::byte* base, size_t backed, size_t more);
+
+// Returns a whole mapping or reservation to the operating system.
 void UnmapMemory(std::byte* base, size_t bytes);
 
-// The device that owns the mapping around `address`; -1 when there is none.
+// The device that owns the memory at `address`; -1 when there is none.
 int OwnerOf(const void* address);
 
 }  // namespace anvil

@@ -5,6 +5,7 @@
 namespace anvil {
 
 inline constexpr int kDefaultTag = 0;
+inline constexpr const char* kGraphTag = "graphs";  // what the arenas of graph pools count under
 
 // The tag of that name, made if there is none yet.
 int InternTag(const char* name);

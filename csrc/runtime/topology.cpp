@@ -115,13 +115,13 @@ std::vector<int> ReadAffinity() {
   return {};
 }
 
-HostMemory ReadHostMemory(const std::string& root) {
+HostMemory ReadHostMemory(const std::string& root, const CgroupDirectories& cgroups) {
   auto meminfo = ReadMeminfo(root + "/proc/meminfo");
   HostMemory memory;
   memory.total = meminfo["MemTotal"];
   memory.available = meminfo.contains("MemAvailable") ? meminfo["MemAvailable"]
                                                       : meminfo["MemFree"] + meminfo["Cached"];
-  memory.cgroups = ReadCgroupLimits(root).memory;
+  memory.cgroups = ReadMemoryLimits(cgroups);
   return memory;
 }
 
@@ -130,8 +130,9 @@ Host ReadHost(const std::string& root, std::vector<int> allowed_cpus) {
   host.nodes = ReadNodes(root);
   host.cpus = ReadCpus(root, host.nodes);
   host.allowed_cpus = std::move(allowed_cpus);
-  host.cpu_quota = ReadCgroupLimits(root).cpu_quota;
-  host.memory = ReadHostMemory(root);
+  const CgroupDirectories cgroups = FindCgroups(root);
+  host.cpu_quota = ReadCpuQuota(cgroups);
+  host.memory = ReadHostMemory(root, cgroups);
   host.cpu_model = ReadCpuModel(root);
   return host;
 }

@@ -45,7 +45,7 @@ struct Host {
 Host ReadHost(const std::string& root, std::vector<int> allowed_cpus);
 
 // The part of ReadHost that changes while the process runs.
-HostMemory ReadHostMemory(const std::string& root);
+HostMemory ReadHostMemory(const std::string& root, const CgroupDirectories& cgroups);
 
 // The calling thread's affinity; empty if the kernel refuses to tell.
 std::vector<int> ReadAffinity();

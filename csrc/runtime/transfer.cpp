@@ -46,11 +46,20 @@ anvilError_t RunCommand(void* arg) {
   return ANVIL_SUCCESS;
 }
 
-anvilError_t Submit(anvilStream_t stream, const char* name, Transfer transfer) {
+void DestroyCommand(void* arg) { delete static_cast<Transfer*>(arg); }
+
+anvilError_t SubmitTransfer(anvilStream_t stream, const char* name, Transfer transfer) {
   transfer.workers = &stream->device->workers;
-  // The command is done when Submit returns: it may live on this stack.
-  const anvilCommand command{name, RunCommand, nullptr, &transfer};
-  return anvilStreamSubmit(stream, &command);
+  anvilAccess accesses[2];
+  size_t access_count = 0;
+  if (anvilStreamWantsAccesses(stream) != 0) {
+    accesses[access_count++] = {nullptr, transfer.dst, transfer.bytes, ANVIL_ACCESS_WRITE};
+    if (transfer.src != nullptr) {
+      accesses[access_count++] = {nullptr, transfer.src, transfer.bytes, ANVIL_ACCESS_READ};
+    }
+  }
+  return Submit(stream,
+                {name, RunCommand, DestroyCommand, new Transfer(transfer), accesses, access_count});
 }
 
 bool Overlap(const void* a, const void* b, size_t bytes) {
@@ -79,7 +88,7 @@ anvilError_t anvilMemcpyAsync(void* dst, const void* src, size_t bytes, anvilStr
     if (Overlap(dst, src, bytes)) {
       return Fail(ANVIL_ERROR_INVALID_VALUE, "anvilMemcpyAsync: source and destination overlap.");
     }
-    return Submit(
+    return SubmitTransfer(
         stream, "memcpy",
         {nullptr, static_cast<std::byte*>(dst), static_cast<const std::byte*>(src), 0, bytes});
   });
@@ -91,6 +100,7 @@ anvilError_t anvilMemsetAsync(void* dst, int value, size_t bytes, anvilStream_t 
     if (stream == nullptr) return FailNull("anvilMemsetAsync", "stream");
     if (bytes == 0) return ANVIL_SUCCESS;
     if (dst == nullptr) return FailNull("anvilMemsetAsync", "dst");
-    return Submit(stream, "memset", {nullptr, static_cast<std::byte*>(dst), nullptr, value, bytes});
+    return SubmitTransfer(stream, "memset",
+                          {nullptr, static_cast<std::byte*>(dst), nullptr, value, bytes});
   });
 }

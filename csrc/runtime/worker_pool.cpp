@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_pool.h"
 
-#include <linux/futex.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -16,6 +9,8 @@
 
 #include "device.h"
 #include "error.h"
+#include "futex.h"
+#include "thread.h"
 
 namespace anvil {
 namespace {
@@ -32,49 +27,6 @@ constexpr uint32_t kCallerAsleep = uint32_t{1} << 31;
 constexpr auto kSpinTime = std::chrono::microseconds(40);
 
 thread_local bool inside_region = false;
-
-void Pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-// Spins until `done()`; false when the time is up first.
-template <typename Done>
-bool SpinUntil(Done&& done) {
-  const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
-  do {
-    for (int i = 0; i < 32; ++i) {
-      if (done()) return true;
-      Pause();
-    }
-  } while (std::chrono::steady_clock::now() < deadline);
-  return done();
-}
-
-void Sleep(std::atomic<uint32_t>& word, uint32_t expected) {
-  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
-}
-
-void Wake(std::atomic<uint32_t>& word) {
-  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
-}
-
-// To all of the device's cores rather than to one each: the caller, which takes part as well, is
-// not bound, and a worker that is tied to the core the caller happens to be on could not get away.
-void BindTo(const std::vector<int>& cores) {
-  const int capacity = *std::max_element(cores.begin(), cores.end()) + 1;
-  cpu_set_t* set = CPU_ALLOC(static_cast<size_t>(capacity));
-  if (set == nullptr) return;
-  const size_t size = CPU_ALLOC_SIZE(static_cast<size_t>(capacity));
-  CPU_ZERO_S(size, set);
-  for (int core : cores) CPU_SET_S(static_cast<size_t>(core), size, set);
-  // A refusal (a sandbox, cores taken away meanwhile) leaves the process's own affinity.
-  pthread_setaffinity_np(pthread_self(), size, set);
-  CPU_FREE(set);
-}
 
 // Marks the calling thread while it runs part of a region.
 class InsideRegion {
@@ -125,24 +77,14 @@ void* WorkerPool::ThreadMain(void* arg) {
 
 void WorkerPool::Start() {
   started_ = true;
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  // Signals are the application's: its handlers should not run on a worker.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   int status = 0;
   for (int worker = 1; worker < size(); ++worker) {
     auto start = std::make_unique<ThreadStart>(ThreadStart{this, worker});
-    pthread_t thread;
-    status = pthread_create(&thread, &attributes, ThreadMain, start.get());
+    status = StartThread(ThreadMain, start.get());
     if (status != 0) break;
     start.release();
     ++threads_;
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_attr_destroy(&attributes);
   if (status != 0) {
     // Slower, but right: worth a word, not a failure.
     std::fprintf(stderr,
@@ -155,14 +97,14 @@ void WorkerPool::Start() {
 void WorkerPool::WorkerLoop(int worker) {
   char name[16];
   std::snprintf(name, sizeof(name), "anvil%d-w%d", device_ % 100, worker % 10000);
-  pthread_setname_np(pthread_self(), name);
-  BindTo(cores_);
+  SettleThread(name, cores_);
   std::atomic<uint32_t>& offer = offers_[static_cast<size_t>(worker)].state;
   for (;;) {
-    const bool offered = SpinUntil([&] { return offer.load(std::memory_order_acquire) == kOpen; });
+    const bool offered =
+        SpinUntil(kSpinTime, [&] { return offer.load(std::memory_order_acquire) == kOpen; });
     uint32_t expected = kNone;
     if (!offered && offer.compare_exchange_strong(expected, kAsleep, std::memory_order_acq_rel)) {
-      while (offer.load(std::memory_order_acquire) == kAsleep) Sleep(offer, kAsleep);
+      while (offer.load(std::memory_order_acquire) == kAsleep) FutexWait(offer, kAsleep);
     }
     RunOffered(worker);
   }
@@ -176,7 +118,7 @@ void WorkerPool::RunOffered(int64_t part) {
   RunPart(region_, part);
   // From here on the region may be over and the next one may begin.
   const uint32_t before = unfinished_.fetch_sub(1, std::memory_order_acq_rel);
-  if (before == (kCallerAsleep | 1)) Wake(unfinished_);
+  if (before == (kCallerAsleep | 1)) FutexWakeOne(unfinished_);
 }
 
 void WorkerPool::RunPart(const Region& region, int64_t part) {
@@ -198,10 +140,10 @@ anvilError_t WorkerPool::TakeError() {
 
 void WorkerPool::WaitForOthers() {
   const auto done = [this] { return unfinished_.load(std::memory_order_acquire) == 0; };
-  if (SpinUntil(done)) return;
+  if (SpinUntil(kSpinTime, done)) return;
   uint32_t left = unfinished_.fetch_or(kCallerAsleep, std::memory_order_acq_rel) | kCallerAsleep;
   while (left != kCallerAsleep) {
-    Sleep(unfinished_, left);
+    FutexWait(unfinished_, left);
     left = unfinished_.load(std::memory_order_acquire);
   }
   unfinished_.store(0, std::memory_order_relaxed);
@@ -221,7 +163,7 @@ anvilError_t WorkerPool::Run(int64_t n, int64_t grain, anvilRangeFn fn, void* ar
   unfinished_.store(static_cast<uint32_t>(region.parts - 1), std::memory_order_relaxed);
   for (int64_t part = 1; part < region.parts; ++part) {
     std::atomic<uint32_t>& offer = offers_[static_cast<size_t>(part)].state;
-    if (offer.exchange(kOpen, std::memory_order_acq_rel) == kAsleep) Wake(offer);
+    if (offer.exchange(kOpen, std::memory_order_acq_rel) == kAsleep) FutexWakeOne(offer);
   }
   RunPart(region, 0);
   for (int64_t part = 1; part < region.parts; ++part) RunOffered(part);

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     ANVIL_DEVICE_MEMORY: int | None
     ANVIL_ISA: str | None
     ANVIL_LAUNCH_BLOCKING: bool
+    ANVIL_SANITIZE: bool
+    ANVIL_DEBUG_DELAY: int
+    ANVIL_DEBUG_POISON: bool
 
 TARGETS = ("auto", "anvil", "cuda", "off")
 ISAS = ("scalar", "avx2", "avx512", "avx512_bf16")
@@ -88,6 +91,12 @@ def _flag(text: str) -> bool:
 def _device_count(text: str) -> int:
     if not re.fullmatch(r"[0-9]+", text.strip()) or not 1 <= int(text) <= MAX_DEVICES:
         raise ValueError(f"must be a whole number of devices from 1 to {MAX_DEVICES}")
+    return int(text)
+
+
+def _delay(text: str) -> int:
+    if not re.fullmatch(r"[0-9]+", text.strip()) or int(text) > 1_000_000:
+        raise ValueError("must be a whole number of microseconds from 0 to 1000000")
     return int(text)
 
 
@@ -190,8 +199,36 @@ _ALL = (
         "0 or 1",
         False,
         "0",
-        "With `1`, every operation on a stream is waited for before the call returns, so that an "
-        "error surfaces at the call that caused it.",
+        "With `1`, every operation on a stream runs on the calling thread before the call returns, "
+        "so that an error surfaces at the call that caused it.",
+        _flag,
+    ),
+    Variable(
+        "ANVIL_SANITIZE",
+        "0 or 1",
+        False,
+        "0",
+        "With `1`, the stream sanitizer watches every command and reports memory that is used on "
+        "two streams without an order, used after it was freed, pinned memory changed while a copy "
+        "from it is queued, and graphs over freed memory, with the call sites. Slow.",
+        _flag,
+    ),
+    Variable(
+        "ANVIL_DEBUG_DELAY",
+        "microseconds, 0 to 1000000",
+        0,
+        "0",
+        "Before each command the device waits a random time of up to this, to bring out code that "
+        "relies on a command having run already.",
+        _delay,
+    ),
+    Variable(
+        "ANVIL_DEBUG_POISON",
+        "0 or 1",
+        False,
+        "0",
+        "With `1`, freed memory, and new memory that was not asked to be zero, is filled with 0xFF "
+        "bytes (NaN in every floating-point format).",
         _flag,
     ),
 )

@@ -61,6 +61,7 @@ def test_events_order_and_time() -> None:
     end.wait(side)
     side.wait_event(end)
     event = side.record_event()
+    event.synchronize()
     assert event.query()
     generic = torch.Event(device="anvil", enable_timing=True)
     generic.record(torch.accelerator.current_stream())

@@ -102,16 +102,24 @@ def _distributions(
 
 
 @pytest.fixture(scope="session")
-def reference(smollm2: Path) -> Reference:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def chat_prompts(smollm2: Path) -> list[list[int]]:
+    """QUESTIONS as token ids, in the model's chat format."""
+    from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
-    prompts = [
+    return [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
         )
         for question in QUESTIONS
     ]
+
+
+@pytest.fixture(scope="session")
+def reference(smollm2: Path, chat_prompts: list[list[int]]) -> Reference:
+    from transformers import AutoModelForCausalLM
+
+    prompts = chat_prompts
     with torch.inference_mode():
         model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
         tokens = []

@@ -2,8 +2,9 @@
 """Runs one engine in this process: `python engine_run.py JOB.json RESULT.json`.
 
 JOB: {"engine": arguments of vllm.LLM, "requests": [{"token_ids": [...], "params": {...}}, ...]}.
-RESULT: {"platform", "device_type", "runner", "has_triton",
-"outputs": [{"token_ids", "prompt_logprobs"}, ...]}.
+RESULT: {"platform", "device_type", "runner", "has_triton", "sanitizer_reports",
+"outputs": [{"token_ids", "prompt_logprobs"}, ...]}; the reports are this process's, so that they
+are the engine's where VLLM_ENABLE_V1_MULTIPROCESSING=0.
 A process of its own keeps engines apart; the environment chooses the platform.
 """
 
@@ -38,7 +39,9 @@ def main(job_path: str, result_path: str) -> None:
                 ],
             }
         )
+    device = sys.modules.get("vllm_anvil.device")
     result = {
+        "sanitizer_reports": device.sanitizer.reports() if device else [],
         "platform": type(current_platform).__name__,
         "device_type": current_platform.device_type,
         "runner": "v2" if llm.llm_engine.vllm_config.use_v2_model_runner else "v1",

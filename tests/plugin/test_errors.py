@@ -107,7 +107,7 @@ def test_out_of_memory_while_running(python: Any, tmp_path: Path, tiny_model: Pa
     """Found in the engine's own process; says what is held and what to change, and both end."""
     memory = {"ANVIL_DEVICE_MEMORY": "4MiB"}
     said = start(python, tmp_path, memory, model=str(tiny_model), max_num_batched_tokens=8192)
-    assert "OutOfMemoryError: Out of memory on anvil:0" in said
+    assert "OutOfMemoryError: " in said and "Out of memory on anvil:0" in said
     assert "weights" in said
     assert "ANVIL_DEVICE_MEMORY" in said
     assert "Engine core initialization failed" in said

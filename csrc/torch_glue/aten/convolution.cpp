@@ -14,9 +14,8 @@ c10::OperatorHandle find(const char* name) {
 
 void convolution(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
                  torch::jit::Stack* stack) {
-  static const OpTraits traits(op.schema());
-  static const c10::OperatorHandle kernel = find("aten::convolution");
-  run_on_host(op, traits, kernel, stack);
+  static FallbackOp fallback(op, find("aten::convolution"));
+  fallback.call(stack);
 }
 
 // convolution_backward takes one argument more: the sizes of the bias, or none when its gradient is
@@ -24,13 +23,14 @@ void convolution(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
 void convolution_backward(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet /*keys*/,
                           torch::jit::Stack* stack) {
   static const c10::OperatorHandle kernel = find("aten::convolution_backward");
-  static const OpTraits traits(kernel.schema());
+  static FallbackOp fallback(kernel, kernel);
   constexpr size_t kWeight = 2;
   constexpr size_t kTransposed = 6;
   constexpr size_t kGroups = 8;
   constexpr size_t kMask = 9;
   constexpr std::ptrdiff_t kBiasPosition = 3;
-  const auto begin = stack->end() - static_cast<std::ptrdiff_t>(traits.argument_count - 1);
+  const auto begin =
+      stack->end() - static_cast<std::ptrdiff_t>(kernel.schema().arguments().size() - 1);
   const bool wants_bias = begin[kMask].toBoolList().get(2);
   c10::IValue bias_sizes;
   if (wants_bias) {
@@ -40,7 +40,7 @@ void convolution_backward(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet
     bias_sizes = c10::List<int64_t>({outputs});
   }
   stack->insert(begin + kBiasPosition, bias_sizes);
-  run_on_host(kernel, traits, kernel, stack);
+  fallback.call(stack);
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {

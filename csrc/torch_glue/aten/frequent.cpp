@@ -23,7 +23,10 @@
 #include <torch/library.h>
 
 #include "aten/fallback.h"
+#include "aten/queued_call.h"
+#include "core/command.h"
 #include "core/storage.h"
+#include "core/stream.h"
 
 namespace anvil {
 namespace {
@@ -54,12 +57,55 @@ class CommonDevice {
   std::optional<c10::DeviceIndex> index_;
 };
 
-at::Tensor to_host(const at::Tensor& tensor) {
-  return tensor.device().is_cpu() ? tensor : host_alias(tensor);
+std::string full_name(const std::string& name, const std::string& overload) {
+  return overload.empty() ? name : name + "." + overload;
+}
+
+// Arguments as a command keeps them: host tensors, and copies of what the caller's arrays hold.
+at::Tensor keep(const at::Tensor& tensor) {
+  return tensor.device().is_cpu() ? staged(tensor) : host_alias(tensor);
+}
+struct KeptArray {
+  std::optional<at::DimVector> values;
+  operator at::OptionalIntArrayRef() const {  // NOLINT: it stands for the argument
+    return values.has_value() ? at::OptionalIntArrayRef(*values) : at::OptionalIntArrayRef();
+  }
+};
+KeptArray keep(at::OptionalIntArrayRef array) {
+  if (!array.has_value()) return {};
+  return {at::DimVector(array->begin(), array->end())};
 }
 template <typename Other>
-const Other& to_host(const Other& other) {
+Other keep(const Other& other) {
   return other;
+}
+
+void add_to_key(PlanKeyHasher& hasher, const at::Tensor& tensor) { hasher.tensor(tensor); }
+void add_to_key(PlanKeyHasher& hasher, at::OptionalIntArrayRef array) {
+  hasher.word(array.has_value() ? array->size() + 1 : 0);
+  for (size_t i = 0; array.has_value() && i < array->size(); ++i) hasher.word((*array)[i]);
+}
+// The result's shape depends on what kind of number it is only.
+void add_to_key(PlanKeyHasher& hasher, const at::Scalar& scalar) {
+  hasher.word(static_cast<uint64_t>(scalar.type()));
+}
+void add_to_key(PlanKeyHasher& hasher, const c10::SymInt& value) {
+  hasher.word(static_cast<uint64_t>(value.guard_int(__FILE__, __LINE__)));
+}
+void add_to_key(PlanKeyHasher& hasher, std::optional<c10::ScalarType> dtype) {
+  hasher.word(dtype.has_value() ? static_cast<uint64_t>(*dtype) : 255);
+}
+void add_to_key(PlanKeyHasher& hasher, int64_t value) { hasher.word(static_cast<uint64_t>(value)); }
+void add_to_key(PlanKeyHasher& hasher, bool value) { hasher.word(value ? 1 : 0); }
+
+void add_read(Accesses& accesses, const at::Tensor& tensor) { accesses.read(tensor); }
+template <typename Other>
+void add_read(Accesses&, const Other&) {}
+
+// The one result of a call by this plan, or no tensor.
+bool is_one_new_tensor(const PlanRef& plan) {
+  return plan != nullptr && plan->queueable && plan->traced && plan->list_lengths.size() == 1 &&
+         plan->list_lengths[0] < 0 && plan->results[0].kind == ResultPlan::Kind::kNew;
 }
 
 template <typename Op, typename Signature = typename Op::schema>
@@ -71,33 +117,77 @@ struct OnHost<Op, at::Tensor(Args...)> {
     CommonDevice common;
     (common.see(args), ...);
     if (C10_UNLIKELY(!common.regular())) return general(args...);
+    anvilStream_t stream = current_stream_handle(common.index());
+    if (launch_blocking() && anvilStreamIsCapturing(stream) == 0) {
+      return run_at_once(common.index(), stream, args...);
+    }
+    PlanKeyHasher hasher;
+    (add_to_key(hasher, args), ...);
+    PlanRef plan = plans().find(hasher.key());
+    if (C10_UNLIKELY(plan == nullptr)) return general(args...);
+
+    const LaunchSection section(stream);
+    PlacedCall placed(plan, stream, common.index());
+    Accesses accesses(stream);
+    (add_read(accesses, args), ...);
+    at::Tensor result = placed.results()[0];
+    accesses.write(result);
+    submit(op_name(), accesses,
+           [arguments = std::make_tuple(keep(args)...), places = placed.places()] {
+             PlannedMemory memory = places.memory();
+             const HostCallScope scope(places.device, &memory, nullptr);
+             places.settle(0, std::apply(
+                                  [](const auto&... kept) {
+                                    return Op::redispatch(
+                                        c10::DispatchKeySet(c10::DispatchKey::CPU), kept...);
+                                  },
+                                  arguments));
+           });
+    return result;
+  }
+
+  static at::Tensor run_at_once(c10::DeviceIndex device, anvilStream_t stream, Args... args) {
     at::Tensor result;
     {
-      const HostCallScope scope(common.index());
-      result = Op::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), to_host(args)...);
+      const HostCallScope scope(stream, nullptr);
+      result = Op::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), keep(args)...);
     }
-    c10::Storage storage =
-        adopt_host_storage(share(result.storage()), c10::Device(kAnvil, common.index()));
+    c10::Storage storage = adopt_host_storage(share(result.storage()), c10::Device(kAnvil, device));
     return device_tensor(std::move(result), std::move(storage));
   }
 
-  // What the fallback does for every other op: it raises where it must, and says why.
+  // What the fallback does for every other op: it learns what results look like, raises where it
+  // must, and says why.
   static at::Tensor general(Args... args) {
     static const c10::OperatorHandle op =
         c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
-    static const OpTraits traits(op.schema());
+    static FallbackOp fallback(op, op);
     torch::jit::Stack stack;
     torch::jit::push(stack, args...);
-    run_on_host(op, traits, op, &stack);
+    PlanRef plan = fallback.call(&stack);
+    if (is_one_new_tensor(plan)) {
+      PlanKeyHasher hasher;
+      (add_to_key(hasher, args), ...);
+      plans().put(hasher.key(), std::move(plan));
+    }
     return std::move(stack.back()).toTensor();
+  }
+
+  static PlanCache& plans() {
+    static auto* cache = new PlanCache;
+    return *cache;
+  }
+
+  static const char* op_name() {
+    static const auto* name = new std::string(full_name(Op::name, Op::overload_name));
+    return name->c_str();
   }
 };
 
 template <typename Op>
 void implement(torch::Library& m) {
-  const std::string name = std::string(Op::name).substr(std::string("aten::").size());
-  const std::string overload = Op::overload_name;
-  m.impl((overload.empty() ? name : name + "." + overload).c_str(), &OnHost<Op>::call);
+  const std::string name = full_name(Op::name, Op::overload_name);
+  m.impl(name.substr(std::string("aten::").size()).c_str(), &OnHost<Op>::call);
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {

@@ -13,6 +13,18 @@ namespace anvil {
 // share a storage have aliases that share one too. Raises for layouts without a storage (sparse).
 at::Tensor host_alias(const at::Tensor& tensor);
 
+// A CPU tensor over `storage`, with the sizes, strides, offset and dtype of `tensor`; for CPU
+// kernels only, see host_alias.
+at::Tensor host_view(const at::Tensor& tensor, c10::Storage storage);
+
+// A CPU tensor over the memory of a device tensor, for anyone: waits for the device, and keeps the
+// memory.
+at::Tensor host_tensor(const at::Tensor& tensor);
+
+// A copy of a CPU tensor that a command keeps, since the caller may change the tensor before the
+// command has run.
+at::Tensor staged(const at::Tensor& tensor);
+
 // The device tensor over a CPU tensor's memory, which it takes over; `storage` is the device
 // storage whose twin the CPU tensor uses.
 at::Tensor device_tensor(at::Tensor host, c10::Storage storage);

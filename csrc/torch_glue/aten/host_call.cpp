@@ -3,15 +3,13 @@
 
 #include <ATen/core/stack.h>
 
+#include <algorithm>
+
 #include "core/generator.h"
 #include "core/storage.h"
 
 namespace anvil {
 namespace {
-
-bool is_written(const c10::Argument& argument) {
-  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-}
 
 // Arguments that other accelerators accept on the CPU beside tensors of the device.
 bool may_be_on_host(const c10::Argument& argument) {
@@ -21,21 +19,6 @@ bool may_be_on_host(const c10::Argument& argument) {
 }
 
 }  // namespace
-
-OpTraits::OpTraits(const c10::FunctionSchema& schema)
-    : argument_count(schema.arguments().size()),
-      return_count(schema.returns().size()),
-      mutates(schema.is_mutable()),
-      shares_results(return_count != 1 ||
-                     schema.returns()[0].type()->kind() == c10::TypeKind::ListType) {
-  for (size_t i = 0; i < argument_count; ++i) {
-    const c10::TypePtr& type = schema.arguments()[i].type();
-    const auto optional = type->cast<c10::OptionalType>();
-    if ((optional ? optional->getElementType()->kind() : type->kind()) ==
-        c10::TypeKind::GeneratorType)
-      generator = i;
-  }
-}
 
 void HostCall::arguments_to_host(torch::jit::Stack& stack) {
   const auto& arguments = op_.schema().arguments();
@@ -85,8 +68,7 @@ c10::IValue HostCall::value_to_host(const c10::IValue& value, const c10::Argumen
 at::Tensor HostCall::tensor_to_host(const at::Tensor& tensor, const c10::Argument& argument) {
   const c10::Device device = tensor.device();
   if (C10_UNLIKELY(device.type() != kAnvil)) {
-    note_host_tensor(tensor, argument);
-    return tensor;
+    return note_host_tensor(tensor, argument);
   }
   if (!found_device_) {
     device_ = device;
@@ -95,17 +77,46 @@ at::Tensor HostCall::tensor_to_host(const at::Tensor& tensor, const c10::Argumen
     raise_mixed(device, argument);
   }
   // One tensor passed twice must be one alias, or in-place kernels would not see that they overlap.
-  for (const Entry& entry : entries_) {
-    if (entry.device.is_same(tensor)) return entry.host;
+  const bool written = is_written(argument);
+  for (uint32_t i = 0; i < entries_.size(); ++i) {
+    if (!entries_[i].device.is_same(tensor)) continue;
+    order_.push_back(i);
+    entries_[i].written |= written;
+    return entries_[i].host;
   }
-  entries_.push_back({tensor, host_alias(tensor)});
+  order_.push_back(static_cast<uint32_t>(entries_.size()));
+  entries_.push_back({tensor, host_alias(tensor), written});
   return entries_.back().host;
 }
 
-void HostCall::note_host_tensor(const at::Tensor& tensor, const c10::Argument& argument) {
+at::Tensor HostCall::note_host_tensor(const at::Tensor& tensor, const c10::Argument& argument) {
   if (!tensor.device().is_cpu()) raise_mixed(tensor.device(), argument);
-  const bool scalar = tensor.dim() == 0 && !is_written(argument);
+  const bool written = is_written(argument);
+  const bool scalar = tensor.dim() == 0 && !written;
   if (!scalar && !may_be_on_host(argument)) host_argument_ = &argument;
+  if (!stage_ || written) return tensor;
+  return staged(tensor);
+}
+
+SeenArgument HostCall::after_run(const Entry& entry) {
+  const c10::TensorImpl* device = entry.device.unsafeGetTensorImpl();
+  const c10::TensorImpl* host = entry.host.unsafeGetTensorImpl();
+  const bool moved = device->unsafe_storage().data() != host->unsafe_storage().data() ||
+                     device->unsafe_storage().nbytes() != host->unsafe_storage().nbytes();
+  const bool changed = moved || device->sizes() != host->sizes() ||
+                       device->strides() != host->strides() ||
+                       device->storage_offset() != host->storage_offset();
+  return {entry.host, changed, moved};
+}
+
+void HostCall::resize(Entry& entry, const ResizedArgument& to) {
+  c10::TensorImpl* device = entry.device.unsafeGetTensorImpl();
+  c10::StorageImpl* storage = device->unsafe_storage().unsafeGetStorageImpl();
+  if (storage->nbytes() < to.storage_bytes) resize_storage(*storage, to.storage_bytes);
+  device->set_sizes_and_strides(to.sizes, to.strides);
+  c10::TensorImpl* host = entry.host.unsafeGetTensorImpl();
+  host->set_storage_keep_dtype(c10::Storage(host_twin(device->unsafe_storage())));
+  host->set_sizes_and_strides(to.sizes, to.strides);
 }
 
 void HostCall::raise_mixed(c10::Device other, const c10::Argument& argument) const {

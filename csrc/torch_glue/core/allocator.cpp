@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/allocator.h"
 
-#include <cstring>
-
 #include "core/device.h"
 #include "core/host_pool.h"
 #include "core/storage.h"
+#include "core/stream.h"
+#include "core/wait.h"
 
 namespace anvil {
 namespace {
@@ -34,19 +34,27 @@ class AnvilAllocator final : public c10::DeviceAllocator {
   // Freeing needs the twin, which an address does not name.
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
 
+  // PyTorch asks for this when it makes a storage of its own out of a shared one.
   void copy_data(void* destination, const void* source, std::size_t bytes) const override {
-    std::memcpy(destination, source, bytes);
+    int device = 0;
+    check(anvilPointerGetDevice(&device, destination));
+    anvilStream_t stream = current_stream_handle(static_cast<c10::DeviceIndex>(device));
+    const LaunchSection section(stream);
+    check(anvilMemcpyAsync(destination, source, bytes, stream));
   }
 
   bool initialized() override { return anvilIsInitialized() != 0; }
 
   void emptyCache(c10::MempoolId_t /*pool*/) override {
-    for (c10::DeviceIndex device = 0; device < device_count(); ++device)
+    for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
+      synchronize_device(device);  // it would wait itself, with Python's lock held
       check(anvilMemEmptyCache(device));
+    }
   }
 
-  // Streams are synchronous: work that used the memory has ended when its last reference goes.
-  void recordStream(const at::DataPtr& /*data*/, c10::Stream /*stream*/) override {}
+  void recordStream(const at::DataPtr& data, c10::Stream stream) override {
+    use_on_stream(data, stream_handle(stream));
+  }
 
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     anvilMemoryStats stats;
@@ -80,54 +88,10 @@ class AnvilAllocator final : public c10::DeviceAllocator {
   }
 };
 
-void free_pinned(void* data) { anvilHostFree(data); }
-
-class PinnedAllocator final : public at::HostAllocator {
- public:
-  at::DataPtr allocate(size_t bytes) override {
-    void* data = nullptr;
-    check(anvilHostAlloc(&data, bytes));
-    return {data, data, &free_pinned, c10::Device(c10::kCPU)};
-  }
-
-  c10::DeleterFnPtr raw_deleter() const override { return &free_pinned; }
-
-  void copy_data(void* destination, const void* source, std::size_t bytes) const override {
-    std::memcpy(destination, source, bytes);
-  }
-
-  // Copies have ended when they return, so nothing holds the memory back; false for memory that is
-  // not pinned.
-  bool record_event(void* data, void* /*context*/, c10::Stream /*stream*/) override {
-    return anvilHostIsPinned(data) != 0;
-  }
-
-  void empty_cache() override { check(anvilHostEmptyCache()); }
-
-  at::HostStats get_stats() override {
-    anvilHostStats stats;
-    check(anvilHostGetStats(&stats));
-    at::HostStats result;
-    fill(result.active_requests, stats.allocation);
-    fill(result.active_bytes, stats.allocated_bytes);
-    fill(result.allocations, stats.allocation);
-    fill(result.allocated_bytes, stats.reserved_bytes);
-    return result;
-  }
-
-  void reset_accumulated_stats() override { check(anvilHostResetAccumulatedStats()); }
-  void reset_peak_stats() override { check(anvilHostResetPeakStats()); }
-};
-
 }  // namespace
 
 c10::DeviceAllocator* device_allocator() {
   static auto* allocator = new AnvilAllocator;  // leaked: storages may outlive every other static
-  return allocator;
-}
-
-at::HostAllocator* pinned_allocator() {
-  static auto* allocator = new PinnedAllocator;
   return allocator;
 }
 

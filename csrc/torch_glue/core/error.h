@@ -8,13 +8,9 @@
 
 namespace anvil {
 
-// Out of memory becomes torch.OutOfMemoryError; everything else a RuntimeError with the runtime's
-// own words.
-[[noreturn]] inline void throw_error(anvilError_t error) {
-  const char* message = anvilGetLastErrorMessage();
-  TORCH_CHECK_WITH(OutOfMemoryError, error != ANVIL_ERROR_OUT_OF_MEMORY, message);
-  TORCH_CHECK(false, message, " [", anvilErrorName(error), "]");
-}
+// Out of memory becomes torch.OutOfMemoryError, a failed command the exception that its kernel
+// raised, everything else a RuntimeError; with the runtime's own words.
+[[noreturn]] void throw_error(anvilError_t error);
 
 inline void check(anvilError_t error) {
   if (C10_UNLIKELY(error != ANVIL_SUCCESS)) throw_error(error);

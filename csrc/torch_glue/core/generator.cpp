@@ -3,6 +3,8 @@
 
 #include <vector>
 
+#include "core/wait.h"
+
 namespace anvil {
 
 AnvilGenerator::AnvilGenerator(c10::DeviceIndex device, uint64_t seed)
@@ -10,21 +12,33 @@ AnvilGenerator::AnvilGenerator(c10::DeviceIndex device, uint64_t seed)
                          c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
       host_(at::detail::createCPUGenerator(seed)) {}
 
-void AnvilGenerator::set_current_seed(uint64_t seed) { host_.set_current_seed(seed); }
-void AnvilGenerator::set_offset(uint64_t offset) { host_.set_offset(offset); }
-uint64_t AnvilGenerator::get_offset() const { return host_.get_offset(); }
-uint64_t AnvilGenerator::current_seed() const { return host_.current_seed(); }
-uint64_t AnvilGenerator::seed() { return host_.seed(); }
+// Queued commands draw from the host generator when they run: whoever looks at its state, or sets
+// it, comes after them. They hold it until then.
+const at::Generator& AnvilGenerator::settled() const {
+  if (host_.getIntrusivePtr().use_count() > 1) synchronize_device(device().index());
+  return host_;
+}
+
+void AnvilGenerator::set_current_seed(uint64_t seed) {
+  settled().unsafeGetGeneratorImpl()->set_current_seed(seed);
+}
+void AnvilGenerator::set_offset(uint64_t offset) {
+  settled().unsafeGetGeneratorImpl()->set_offset(offset);
+}
+uint64_t AnvilGenerator::get_offset() const { return settled().get_offset(); }
+uint64_t AnvilGenerator::current_seed() const { return settled().current_seed(); }
+uint64_t AnvilGenerator::seed() { return settled().unsafeGetGeneratorImpl()->seed(); }
 
 void AnvilGenerator::set_state(const c10::TensorImpl& state) {
-  host_.unsafeGetGeneratorImpl()->set_state(state);
+  settled().unsafeGetGeneratorImpl()->set_state(state);
 }
 
 c10::intrusive_ptr<c10::TensorImpl> AnvilGenerator::get_state() const {
-  return host_.unsafeGetGeneratorImpl()->get_state();
+  return settled().unsafeGetGeneratorImpl()->get_state();
 }
 
 AnvilGenerator* AnvilGenerator::clone_impl() const {
+  settled();
   auto* copy = new AnvilGenerator(device().index());
   copy->host_ = host_.clone();
   return copy;

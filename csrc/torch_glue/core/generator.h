@@ -2,7 +2,10 @@
 // Random number generators of the device.
 //
 // A device generator wraps a CPU generator, which CPU kernels draw from when they run on the
-// device's behalf; the state format is therefore torch's CPU format.
+// device's behalf; the state format is therefore torch's CPU format. Random commands draw when they
+// run, in their order: a graph that draws goes on, at each replay, where the draws before it ended,
+// just as the same ops would without a graph. Reading or setting
+// the state waits for the draws that are queued.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -31,6 +34,7 @@ class AnvilGenerator final : public c10::GeneratorImpl {
 
  private:
   AnvilGenerator* clone_impl() const override;
+  const at::Generator& settled() const;
 
   at::Generator host_;
 };

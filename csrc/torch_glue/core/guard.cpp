@@ -3,7 +3,9 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "core/device.h"
+#include "core/storage.h"
 #include "core/stream.h"
+#include "core/wait.h"
 
 namespace anvil {
 namespace {
@@ -58,11 +60,11 @@ struct AnvilGuardImpl final : c10::impl::DeviceGuardImplInterface {
   }
 
   void synchronizeStream(const c10::Stream& stream) const override {
-    check(anvilStreamSynchronize(stream_handle(stream)));
+    synchronize(stream_handle(stream));
   }
 
   void synchronizeDevice(const c10::DeviceIndex device) const override {
-    check(anvilDeviceSynchronize(device));
+    synchronize_device(device);
   }
 
   void destroyEvent(void* event, const c10::DeviceIndex /*device*/) const noexcept override {
@@ -92,7 +94,7 @@ struct AnvilGuardImpl final : c10::impl::DeviceGuardImplInterface {
   }
 
   void synchronizeEvent(void* event) const override {
-    if (event != nullptr) check(anvilEventSynchronize(as_event(event)));
+    if (event != nullptr) synchronize_event(as_event(event));
   }
 
   double elapsedTime(void* start, void* end, const c10::DeviceIndex /*device*/) const override {
@@ -101,6 +103,14 @@ struct AnvilGuardImpl final : c10::impl::DeviceGuardImplInterface {
     float milliseconds = 0;
     check(anvilEventElapsedTime(&milliseconds, as_event(start), as_event(end)));
     return milliseconds;
+  }
+
+  bool isStreamCapturing(const c10::Stream& stream) const override {
+    return anvilStreamIsCapturing(stream_handle(stream)) != 0;
+  }
+
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
+    use_on_stream(data, stream_handle(stream));
   }
 
  private:

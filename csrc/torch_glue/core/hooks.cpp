@@ -7,6 +7,7 @@
 #include "core/device.h"
 #include "core/generator.h"
 #include "core/host_pool.h"
+#include "core/pinned.h"
 #include "core/storage.h"
 
 namespace anvil {

@@ -30,7 +30,18 @@ Registry& registry() {
   return *streams;
 }
 
-thread_local std::array<c10::StreamId, ANVIL_MAX_DEVICES> current_ids{};
+struct Current {
+  c10::StreamId id = 0;
+  anvilStream_t handle = nullptr;  // null: not looked up yet
+};
+thread_local std::array<Current, ANVIL_MAX_DEVICES> current_streams{};
+
+// By stream; a few streams that share one only wait for each other without need.
+std::recursive_mutex& launch_mutex(anvilStream_t stream) {
+  static auto* mutexes = new std::array<std::recursive_mutex, 64>;
+  const uint64_t device = static_cast<uint64_t>(anvilStreamDevice(stream));
+  return (*mutexes)[(anvilStreamId(stream) + device * 7) % mutexes->size()];
+}
 
 c10::Stream make_stream(c10::DeviceIndex device, c10::StreamId id) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(kAnvil, device), id);
@@ -57,13 +68,20 @@ anvilStream_t stream_handle(const c10::Stream& stream) {
 c10::Stream default_stream(c10::DeviceIndex device) { return make_stream(device, 0); }
 
 c10::Stream current_stream(c10::DeviceIndex device) {
-  return make_stream(device, current_ids.at(device));
+  return make_stream(device, current_streams.at(device).id);
+}
+
+anvilStream_t current_stream_handle(c10::DeviceIndex device) {
+  Current& current = current_streams.at(device);
+  if (C10_UNLIKELY(current.handle == nullptr))
+    current.handle = stream_handle(current_stream(device));
+  return current.handle;
 }
 
 c10::Stream exchange_stream(const c10::Stream& stream) {
-  c10::StreamId& current = current_ids.at(stream.device_index());
-  const c10::Stream previous = make_stream(stream.device_index(), current);
-  current = stream.id();
+  Current& current = current_streams.at(stream.device_index());
+  const c10::Stream previous = make_stream(stream.device_index(), current.id);
+  if (current.id != stream.id()) current = {stream.id(), nullptr};
   return previous;
 }
 
@@ -86,5 +104,7 @@ c10::Stream stream_from_pool(c10::DeviceIndex device, int priority) {
 int stream_priority(const c10::Stream& stream) {
   return anvilStreamPriority(stream_handle(stream));
 }
+
+LaunchSection::LaunchSection(anvilStream_t stream) : lock_(launch_mutex(stream)) {}
 
 }  // namespace anvil

@@ -69,14 +69,9 @@ void compute_slot_mapping(const at::Tensor& query_start_loc, const at::Tensor& p
   kCheck.at_least(positions.numel(), "the length of positions", num_tokens);
   kCheck.at_least(slot_mapping.numel(), "the length of slot_mapping", num_tokens);
   kCheck.at_least(block_table.size(0), "the number of rows of block_table", num_requests);
-  const int32_t* starts = query_start_loc.const_data_ptr<int32_t>();
-  check_query_start_loc(starts, num_requests, num_tokens);
-  kCheck.in_range(positions.const_data_ptr<int64_t>() + starts[0], starts[num_requests] - starts[0],
-                  1, 0, row_capacity(block_table.size(1), block_size * cp_world_size), "positions",
-                  starts[0], "what a row of block_table covers");
 
   const kernels::SlotMappingArgs args = {
-      .query_start_loc = starts,
+      .query_start_loc = query_start_loc.const_data_ptr<int32_t>(),
       .positions = positions.const_data_ptr<int64_t>(),
       .block_table = block_table.const_data_ptr<int32_t>(),
       .slot_mapping = slot_mapping.mutable_data_ptr<int64_t>(),
@@ -89,9 +84,17 @@ void compute_slot_mapping(const at::Tensor& query_start_loc, const at::Tensor& p
       .cp_interleave = cp_interleave,
       .pad_id = pad_id,
   };
+  const int64_t capacity = row_capacity(block_table.size(1), block_size * cp_world_size);
+  const int64_t slots = slot_mapping.numel();
   const auto kernel = kernels::active_table().compute_slot_mapping;
-  launch(device, slot_mapping.numel(), kGrainTokens,
-         [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+  launch(kCheck.op(), device, {query_start_loc, positions, block_table}, {slot_mapping}, [=] {
+    const int32_t* starts = args.query_start_loc;
+    check_query_start_loc(starts, num_requests, num_tokens);
+    kCheck.in_range(args.positions + starts[0], starts[num_requests] - starts[0], 1, 0, capacity,
+                    "positions", starts[0], "what a row of block_table covers");
+    for_ranges(device, slots, kGrainTokens,
+               [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+  });
 }
 
 ANVIL_OPS(m) { m.impl("compute_slot_mapping", &compute_slot_mapping); }

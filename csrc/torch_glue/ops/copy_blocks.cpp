@@ -3,6 +3,9 @@
 // before anything is written, so that a bad one leaves the destination as it was.
 #include <ATen/MemoryOverlap.h>
 
+#include "aten/host_alias.h"
+#include "core/pinned.h"
+#include "core/wait.h"
 #include "dispatch.h"
 #include "ops/checks.h"
 #include "ops/launch.h"
@@ -38,40 +41,53 @@ void check_same_blocks(const Checks& check, const at::Tensor& src, const at::Ten
                     dst.strides());
 }
 
-void check_pairs(const Checks& check, const at::Tensor& pairs, c10::Device device,
-                 int64_t src_blocks, int64_t dst_blocks) {
-  check.block_pairs(pairs, "block_pairs", device);
-  const int64_t* blocks = pairs.const_data_ptr<int64_t>();
-  const int64_t count = pairs.size(0);
-  check.in_range(blocks, count, 2, 0, src_blocks, "block_pairs[:, 0]", 0, "source blocks");
-  check.in_range(blocks + 1, count, 2, 0, dst_blocks, "block_pairs[:, 1]", 0, "destination blocks");
-}
-
-void copy(c10::Device device, const at::Tensor& src, const at::Tensor& dst,
+// Queues the copies. Pairs on the CPU are checked and copied first, since the caller may change
+// them; those on the device are looked at when the command runs.
+void copy(const Checks& check, c10::Device device, const at::Tensor& src, const at::Tensor& dst,
           const at::Tensor& block_pairs) {
-  const int64_t num_pairs = block_pairs.size(0);
-  if (num_pairs == 0 || src.numel() == 0) return;
+  check.block_pairs(block_pairs, "block_pairs", device);
+  const int64_t num_pairs = block_pairs.size(0), src_blocks = src.size(0), dst_blocks = dst.size(0);
+  const at::Tensor pairs =
+      block_pairs.device().is_cpu() && !device.is_cpu() ? staged(block_pairs) : block_pairs;
   const int64_t element = src.element_size();
-  const int64_t block_bytes = src.numel() / src.size(0) * element;
+  const int64_t block_bytes = src.numel() > 0 ? src.numel() / src_blocks * element : 0;
   const kernels::CopyBlocksArgs args = {
       .source = static_cast<const char*>(src.const_data_ptr()),
       .destination = static_cast<char*>(dst.mutable_data_ptr()),
       .source_stride = src.stride(0) * element,
       .destination_stride = dst.stride(0) * element,
       .block_bytes = block_bytes,
-      .block_pairs = block_pairs.const_data_ptr<int64_t>(),
+      .block_pairs = pairs.const_data_ptr<int64_t>(),
       .num_pairs = num_pairs,
   };
+  const at::Tensor kept = pairs.device().is_cpu() ? pairs : at::Tensor();
+  const auto check_blocks = [=] {
+    check.in_range(args.block_pairs, num_pairs, 2, 0, src_blocks, "block_pairs[:, 0]", 0,
+                   "source blocks");
+    check.in_range(args.block_pairs + 1, num_pairs, 2, 0, dst_blocks, "block_pairs[:, 1]", 0,
+                   "destination blocks");
+  };
+  if (kept.defined()) check_blocks();
   const auto kernel = kernels::active_table().copy_blocks;
-  launch(device, block_bytes, grain_of(num_pairs),
-         [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+  launch(check.op(), device, {src, pairs}, {dst}, [=] {
+    if (!kept.defined()) check_blocks();
+    for_ranges(device, num_pairs > 0 ? block_bytes : 0, grain_of(num_pairs),
+               [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+  });
+  // The host may use its side as soon as the call returns, unless it is pinned.
+  for (const at::Tensor& side : {src, dst}) {
+    if (device.is_cpu() || !side.device().is_cpu()) continue;
+    anvilStream_t stream = current_stream_handle(device.index());
+    if (!keep_pinned_until_now(side.const_data_ptr(), stream)) {
+      wait_for_host_use(device.index(), check.op());
+    }
+  }
 }
 
 void copy_blocks(at::Tensor& cache, const at::Tensor& block_pairs) {
   constexpr Checks check("anvil::copy_blocks");
   check_cache(check, cache, "cache");
-  check_pairs(check, block_pairs, cache.device(), cache.size(0), cache.size(0));
-  copy(cache.device(), cache, cache, block_pairs);
+  copy(check, cache.device(), cache, cache, block_pairs);
 }
 
 void swap_blocks(const at::Tensor& src, at::Tensor& dst, const at::Tensor& block_pairs) {
@@ -84,8 +100,7 @@ void swap_blocks(const at::Tensor& src, at::Tensor& dst, const at::Tensor& block
       ": src and dst share a part of their memory; give the same tensor or two disjoint ones");
   const c10::Device device = dst.device().is_cpu() ? src.device() : dst.device();
   if (!src.device().is_cpu()) check.device(src, "src", device);
-  check_pairs(check, block_pairs, device, src.size(0), dst.size(0));
-  copy(device, src, dst, block_pairs);
+  copy(check, device, src, dst, block_pairs);
 }
 
 ANVIL_OPS(m) {

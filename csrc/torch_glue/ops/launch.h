@@ -7,6 +7,11 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <functional>
+#include <initializer_list>
+
+#include "core/command.h"
+#include "core/stream.h"
 
 // Ops register the same function for the device and for the CPU, where it serves tests and
 // comparisons:
@@ -33,13 +38,30 @@ inline int64_t grain_of(int64_t bytes_per_item) {
 // PyTorch's threads, not the device's own workers: fallback ops of the same step run on them, and
 // they spin for a while after each region. A second pool on the same cores would wait for them.
 template <typename Kernel>
-void launch(c10::Device device, int64_t count, int64_t grain, const Kernel& kernel) {
+void for_ranges(c10::Device device, int64_t count, int64_t grain, const Kernel& kernel) {
   if (count <= 0) return;
   if (device.is_cpu()) {
     kernel(int64_t{0}, count);
   } else {
     at::parallel_for(0, count, grain, kernel);
   }
+}
+
+using Tensors = std::initializer_list<std::reference_wrapper<const at::Tensor>>;
+
+// Runs body() where the op's tensors live: at once for the CPU, as a command of the current stream
+// for an anvil device. What the tensors hold may be looked at inside body() only, which may be run
+// several times (by a graph). `reads` and `writes` are all tensors whose memory it uses; their
+// memory outlasts the command. `name` lives as long as the process.
+template <typename Body>
+void launch(const char* name, c10::Device device, Tensors reads, Tensors writes, Body&& body) {
+  if (device.is_cpu()) return body();
+  Accesses accesses(current_stream_handle(device.index()));
+  for (const at::Tensor& tensor : reads) {
+    if (tensor.defined()) accesses.read(tensor);
+  }
+  for (const at::Tensor& tensor : writes) accesses.write(tensor);
+  submit(name, accesses, std::forward<Body>(body));
 }
 
 }  // namespace anvil::ops

@@ -52,8 +52,10 @@ at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
       .weight_is_fp16 = weight.scalar_type() == at::kHalf,
   };
   const auto kernel = kernels::active_table().linear;
-  launch(device, args.rows > 0 ? columns : 0, grain_of(2 * depth),
-         [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+  launch(kCheck.op(), device, {rows, weight, wide_bias}, {output}, [=] {
+    for_ranges(device, args.rows > 0 ? args.columns : 0, grain_of(2 * args.depth),
+               [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+  });
   return output;
 }
 

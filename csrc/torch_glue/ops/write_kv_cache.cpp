@@ -66,22 +66,23 @@ void write_kv_cache(const at::Tensor& key, const at::Tensor& value, at::Tensor& 
   kCheck.at_least(key.size(0), "the number of tokens of key", num_tokens);
   kCheck.at_least(value.size(0), "the number of tokens of value", num_tokens);
 
-  // Before anything is written, so that a bad slot leaves the cache as it was.
-  const int64_t* slots = slot_mapping.const_data_ptr<int64_t>();
-  kCheck.in_range(slots, num_tokens, 1, std::numeric_limits<int64_t>::min(),
-                  key_cache.size(0) * block_size, "slot_mapping", 0, "num_blocks * block_size");
-
   const kernels::WriteKvCacheArgs args = {
       .key = scatter_of(key, key_cache),
       .value = scatter_of(value, value_cache),
-      .slot_mapping = slots,
+      .slot_mapping = slot_mapping.const_data_ptr<int64_t>(),
       .block_size = block_size,
   };
   const int64_t token_bytes =
       args.key.runs * args.key.run_bytes + args.value.runs * args.value.run_bytes;
+  const int64_t num_slots = key_cache.size(0) * block_size;
   const auto kernel = kernels::active_table().write_kv_cache;
-  launch(device, num_tokens, grain_of(token_bytes),
-         [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+  launch(kCheck.op(), device, {key, value, slot_mapping}, {key_cache, value_cache}, [=] {
+    // Before anything is written, so that a bad slot leaves the cache as it was.
+    kCheck.in_range(args.slot_mapping, num_tokens, 1, std::numeric_limits<int64_t>::min(),
+                    num_slots, "slot_mapping", 0, "num_blocks * block_size");
+    for_ranges(device, num_tokens, grain_of(token_bytes),
+               [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+  });
 }
 
 ANVIL_OPS(m) { m.impl("write_kv_cache", &write_kv_cache); }

@@ -22,7 +22,7 @@ _C = load_extension()
 
 from torch import OutOfMemoryError  # noqa: E402
 
-from vllm_anvil.device import dlpack  # noqa: E402
+from vllm_anvil.device import dlpack, sanitizer  # noqa: E402
 from vllm_anvil.device.devices import (  # noqa: E402
     DeviceProperties,
     current_device,
@@ -40,6 +40,13 @@ from vllm_anvil.device.devices import (  # noqa: E402
     is_initialized,
     set_device,
     synchronize,
+)
+from vllm_anvil.device.graphs import (  # noqa: E402
+    Graph,
+    GraphNode,
+    graph,
+    graph_pool_handle,
+    is_current_stream_capturing,
 )
 from vllm_anvil.device.isa import active_isa, supported_isas  # noqa: E402
 from vllm_anvil.device.memory import (  # noqa: E402
@@ -72,6 +79,7 @@ from vllm_anvil.device.streams import (  # noqa: E402
     Event,
     Stream,
     StreamContext,
+    _sleep,
     current_stream,
     default_stream,
     set_stream,
@@ -82,9 +90,12 @@ __all__ = [
     "DeviceProperties",
     "DeviceUnavailableError",
     "Event",
+    "Graph",
+    "GraphNode",
     "OutOfMemoryError",
     "Stream",
     "StreamContext",
+    "_sleep",
     "active_isa",
     "current_device",
     "current_stream",
@@ -101,11 +112,14 @@ __all__ = [
     "get_device_properties",
     "get_rng_state",
     "get_rng_state_all",
+    "graph",
+    "graph_pool_handle",
     "host_alias",
     "init",
     "initial_seed",
     "is_available",
     "is_bf16_supported",
+    "is_current_stream_capturing",
     "is_initialized",
     "manual_seed",
     "manual_seed_all",
@@ -119,6 +133,7 @@ __all__ = [
     "memory_tag",
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
+    "sanitizer",
     "seed",
     "seed_all",
     "set_device",
@@ -142,10 +157,12 @@ def _lazy_init() -> None:
 
 def _register() -> None:
     torch.utils.rename_privateuse1_backend("anvil")
+    _C.register_graphs()
     torch._register_device_module("anvil", sys.modules[__name__])
     # Tensor.anvil(), Tensor.is_anvil, Module.anvil(), storage.anvil() and their kin.
     torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
     dlpack.install()
+    sanitizer.name_call_sites()
 
 
 _register()

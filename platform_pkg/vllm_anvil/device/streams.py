@@ -125,3 +125,8 @@ class StreamContext:
 def stream(stream: torch.Stream | None) -> StreamContext:
     """Context manager around a stream; see StreamContext."""
     return StreamContext(stream)
+
+
+def _sleep(milliseconds: float, device: DeviceLike = None) -> None:
+    """Queues a command that takes so long, for tests and measurements, as torch.cuda's does."""
+    _C.sleep(device_index(device), int(milliseconds * 1000))

@@ -15,5 +15,6 @@ int main(int argc, char** argv) {
   setenv("ANVIL_DEVICE_MEMORY", "256MiB", 1);
   unsetenv("ANVIL_VISIBLE_DEVICES");
   unsetenv("ANVIL_LAUNCH_BLOCKING");
+  unsetenv("ANVIL_DEBUG_DELAY");
   return RUN_ALL_TESTS();
 }

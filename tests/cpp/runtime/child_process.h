@@ -34,8 +34,10 @@ template <typename Body>
 inline void UseOneSmallDevice() {
   setenv("ANVIL_DEVICES", "1", 1);
   setenv("ANVIL_DEVICE_MEMORY", "256MiB", 1);
-  unsetenv("ANVIL_VISIBLE_DEVICES");
-  unsetenv("ANVIL_LAUNCH_BLOCKING");
+  for (const char* variable : {"ANVIL_VISIBLE_DEVICES", "ANVIL_LAUNCH_BLOCKING", "ANVIL_SANITIZE",
+                               "ANVIL_DEBUG_POISON", "ANVIL_DEBUG_DELAY"}) {
+    unsetenv(variable);
+  }
 }
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -21,6 +21,7 @@ inline std::vector<NamedCall> CallsThatNeedDevices() {
   static anvilEvent_t event;
   static anvilDeviceProperties properties;
   static anvilMemoryStats stats;
+  static anvilGraphPool_t pool;
   return {
       {"anvilGetDeviceCount", [] { return anvilGetDeviceCount(&number); }},
       {"anvilSetDevice", [] { return anvilSetDevice(0); }},
@@ -28,6 +29,7 @@ inline std::vector<NamedCall> CallsThatNeedDevices() {
       {"anvilDeviceSynchronize", [] { return anvilDeviceSynchronize(0); }},
       {"anvilMalloc", [] { return anvilMalloc(&block, &pointer, 64, 0, 0); }},
       {"anvilMalloc of nothing", [] { return anvilMalloc(&block, &pointer, 0, 0, 0); }},
+      {"anvilGraphPoolCreate", [] { return anvilGraphPoolCreate(&pool, 0); }},
       {"anvilMemGetInfo", [] { return anvilMemGetInfo(&size, &other_size, 0); }},
       {"anvilMemEmptyCache", [] { return anvilMemEmptyCache(0); }},
       {"anvilMemGetStats", [] { return anvilMemGetStats(&stats, 0); }},
@@ -51,16 +53,31 @@ struct Handles {
   void* pinned = nullptr;
   anvilStream_t stream = nullptr;
   anvilEvent_t event = nullptr;
+  anvilGraphPool_t pool = nullptr;
+  anvilGraph_t graph = nullptr;
 };
 
 inline std::vector<NamedCall> CallsOnHandles(const Handles& handles) {
   static int number;
   static float milliseconds;
   static anvilHostStats stats;
-  static anvilCommand command{"nothing", [](void*) { return ANVIL_SUCCESS; }, nullptr, nullptr};
+  static size_t size, other_size;
+  static anvilBlock_t block;
+  static void* pointer;
+  static anvilGraph_t captured;
+  static anvilCommand command{
+      "nothing", [](void*) { return ANVIL_SUCCESS; }, nullptr, nullptr, nullptr, 0};
   return {
       {"anvilGetDevice", [] { return anvilGetDevice(&number); }},
       {"anvilPointerGetDevice", [=] { return anvilPointerGetDevice(&number, handles.pointer); }},
+      {"anvilMallocAsync",
+       [=] { return anvilMallocAsync(&block, &pointer, 64, handles.stream, 0); }},
+      {"anvilMallocAsync of nothing",
+       [=] { return anvilMallocAsync(&block, &pointer, 0, handles.stream, 0); }},
+      {"anvilBlockRecordStream",
+       [=] { return anvilBlockRecordStream(handles.block, handles.stream); }},
+      {"anvilGraphPoolGetInfo",
+       [=] { return anvilGraphPoolGetInfo(handles.pool, &size, &other_size); }},
       {"anvilMemPushTag", [] { return anvilMemPushTag("tag"); }},
       {"anvilMemPopTag", [] { return anvilMemPopTag(); }},
       {"anvilHostEmptyCache", [] { return anvilHostEmptyCache(); }},
@@ -68,19 +85,27 @@ inline std::vector<NamedCall> CallsOnHandles(const Handles& handles) {
       {"anvilHostResetPeakStats", [] { return anvilHostResetPeakStats(); }},
       {"anvilHostResetAccumulatedStats", [] { return anvilHostResetAccumulatedStats(); }},
       {"anvilStreamSubmit", [=] { return anvilStreamSubmit(handles.stream, &command); }},
-      {"anvilStreamQuery", [=] { return anvilStreamQuery(handles.stream); }},
       {"anvilStreamSynchronize", [=] { return anvilStreamSynchronize(handles.stream); }},
+      {"anvilStreamQuery", [=] { return anvilStreamQuery(handles.stream); }},
       {"anvilMemcpyAsync",
        [=] { return anvilMemcpyAsync(handles.pointer, handles.pinned, 16, handles.stream); }},
       {"anvilMemsetAsync",
        [=] { return anvilMemsetAsync(handles.pointer, 0, 16, handles.stream); }},
       {"anvilEventRecord", [=] { return anvilEventRecord(handles.event, handles.stream); }},
-      {"anvilEventQuery", [=] { return anvilEventQuery(handles.event); }},
       {"anvilEventSynchronize", [=] { return anvilEventSynchronize(handles.event); }},
+      {"anvilEventQuery", [=] { return anvilEventQuery(handles.event); }},
       {"anvilStreamWaitEvent", [=] { return anvilStreamWaitEvent(handles.stream, handles.event); }},
       {"anvilEventElapsedTime",
        [=] { return anvilEventElapsedTime(&milliseconds, handles.event, handles.event); }},
+      {"anvilStreamBeginCapture",
+       [=] { return anvilStreamBeginCapture(handles.stream, handles.pool); }},
+      {"anvilStreamEndCapture", [=] { return anvilStreamEndCapture(handles.stream, &captured); }},
+      {"anvilGraphLaunch", [=] { return anvilGraphLaunch(handles.graph, handles.stream); }},
+      {"anvilGraphGetNodes", [=] { return anvilGraphGetNodes(handles.graph, nullptr, 0, &size); }},
+      {"anvilGraphSetTiming", [=] { return anvilGraphSetTiming(handles.graph, 0); }},
+      {"anvilGraphDestroy", [=] { return anvilGraphDestroy(handles.graph); }},
       {"anvilFree", [=] { return anvilFree(handles.block); }},
+      {"anvilGraphPoolDestroy", [=] { return anvilGraphPoolDestroy(handles.pool); }},
       {"anvilHostFree", [=] { return anvilHostFree(handles.pinned); }},
       {"anvilEventDestroy", [=] { return anvilEventDestroy(handles.event); }},
       {"anvilStreamDestroy", [=] { return anvilStreamDestroy(handles.stream); }},

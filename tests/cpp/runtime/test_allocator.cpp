@@ -10,35 +10,13 @@
 #include <thread>
 
 #include "allocator.h"
+#include "fake_streams.h"
 #include "memory_source.h"
 #include "memory_tag.h"
 #include "units.h"
 
 namespace anvil {
 namespace {
-
-constexpr int kDevice = 7;
-
-// Allocators are never destroyed (device.h), neither are the tests'.
-DeviceAllocator& NewAllocator(size_t limit) {
-  static std::vector<DeviceAllocator*>& all = *new std::vector<DeviceAllocator*>;
-  all.push_back(new DeviceAllocator(kDevice, -1, limit));
-  return *all.back();
-}
-
-Block* Allocate(DeviceAllocator& allocator, size_t bytes, int tag = 0, bool* dirty = nullptr) {
-  Block* block = nullptr;
-  bool ignored;
-  EXPECT_EQ(allocator.Allocate(bytes, tag, &block, dirty ? dirty : &ignored), ANVIL_SUCCESS)
-      << anvilGetLastErrorMessage();
-  return block;
-}
-
-void Free(DeviceAllocator& allocator, Block* block) {
-  EXPECT_EQ(allocator.Free(block), ANVIL_SUCCESS) << anvilGetLastErrorMessage();
-}
-
-int64_t Reserved(DeviceAllocator& allocator) { return allocator.GetStats().reserved_bytes.current; }
 
 size_t ResidentPages(const void* base, size_t bytes) {
   std::vector<unsigned char> pages(bytes / kPageSize);
@@ -69,7 +47,7 @@ TEST(Allocator, EverySizeIsLargeEnoughAlignedAndWritable) {
     ASSERT_LE(blocks[i - 1]->ptr + blocks[i - 1]->size, blocks[i]->ptr) << "blocks overlap";
   }
   for (Block* block : blocks) Free(allocator, block);
-  allocator.EmptyCache();
+  EmptyCache(allocator);
   EXPECT_EQ(Reserved(allocator), 0);
 }
 
@@ -115,7 +93,7 @@ TEST(Allocator, EmptySpansReturnToThePages) {
   ASSERT_NE(large, nullptr);
   EXPECT_EQ(allocator.GetStats().num_alloc_retries, 0);
   Free(allocator, large);
-  allocator.EmptyCache();
+  EmptyCache(allocator);
   EXPECT_EQ(Reserved(allocator), 0);
 }
 
@@ -150,7 +128,7 @@ TEST(Allocator, DirtIsKnown) {
     block = Allocate(allocator, bytes, 0, &dirty);
     EXPECT_TRUE(dirty) << bytes;
     Free(allocator, block);
-    allocator.EmptyCache();
+    EmptyCache(allocator);
   }
   // A clean piece next to a dirty one stays clean until they are one.
   bool dirty = true;
@@ -170,7 +148,7 @@ TEST(Allocator, PagesOfAReleasedSpanAreDirty) {
   Block* chunk = Allocate(allocator, 64);
   Block* keeps_the_segment = Allocate(allocator, kMiB);
   Free(allocator, chunk);
-  allocator.EmptyCache();
+  EmptyCache(allocator);
   bool dirty = false;
   Block* pages = Allocate(allocator, 64 * kKiB, kDefaultTag, &dirty);
   EXPECT_TRUE(dirty);
@@ -195,7 +173,7 @@ TEST(Allocator, EmptyCacheUnmaps) {
   EXPECT_EQ(OwnerOf(address + 1000), kDevice);
   Free(allocator, huge);
   EXPECT_EQ(OwnerOf(address + 1000), kDevice);  // cached memory is still the device's
-  allocator.EmptyCache();
+  EmptyCache(allocator);
   EXPECT_EQ(OwnerOf(address + 1000), -1);
   unsigned char page;
   EXPECT_EQ(mincore(address, kPageSize, &page), -1);
@@ -203,7 +181,7 @@ TEST(Allocator, EmptyCacheUnmaps) {
   EXPECT_EQ(Reserved(allocator), static_cast<int64_t>(2 * kMiB));
   EXPECT_EQ(allocator.GetStats().segment.current, 1);
   Free(allocator, small);
-  allocator.EmptyCache();
+  EmptyCache(allocator);
   EXPECT_EQ(allocator.GetStats().segment.current, 0);
 }
 
@@ -220,12 +198,14 @@ TEST(Allocator, OwnersAreFoundAtBothEnds) {
 
 TEST(Allocator, LimitHoldsAcrossTagsAndTheCacheGivesWay) {
   DeviceAllocator& allocator = NewAllocator(100 * kMiB);
+  FakeStreams streams;
   const int kv_cache = InternTag("kv_cache"), graph = InternTag("graph");
   Block* weights = Allocate(allocator, 40 * kMiB, kDefaultTag);
   Block* cache = Allocate(allocator, 50 * kMiB, kv_cache);
   Block* block = nullptr;
   bool dirty;
-  EXPECT_EQ(allocator.Allocate(40 * kMiB, graph, &block, &dirty), ANVIL_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(allocator.Allocate({40 * kMiB, graph}, streams, &block, &dirty),
+            ANVIL_ERROR_OUT_OF_MEMORY);
   EXPECT_EQ(block, nullptr);
   EXPECT_EQ(allocator.GetStats().num_ooms, 1);
   // What one tag has cached is unmapped for the other.
@@ -251,11 +231,12 @@ TEST(Allocator, ALargeSegmentDoesNotStandInTheWayOfASmallRequest) {
 
 TEST(Allocator, OutOfMemorySaysWhatIsHeldAndWhatToDo) {
   DeviceAllocator& allocator = NewAllocator(100 * kMiB);
+  FakeStreams streams;
   Block* held = Allocate(allocator, 40 * kMiB);
   Block* block = nullptr;
   bool dirty;
   for (size_t bytes : {80 * kMiB, 3 * kGiB, SIZE_MAX}) {
-    ASSERT_EQ(allocator.Allocate(bytes, 0, &block, &dirty), ANVIL_ERROR_OUT_OF_MEMORY);
+    ASSERT_EQ(allocator.Allocate({bytes}, streams, &block, &dirty), ANVIL_ERROR_OUT_OF_MEMORY);
     const std::string message = anvilGetLastErrorMessage();
     for (const std::string& part :
          {FormatBytes(bytes), std::string("anvil:7"), std::string("Limit 100 MiB"),
@@ -276,9 +257,9 @@ TEST(Allocator, FreeingTwiceIsAnError) {
     std::array<Block*, 3> blocks;
     for (Block*& block : blocks) block = Allocate(allocator, bytes);
     for (Block* block : blocks) Free(allocator, block);
-    for (Block* block : blocks) EXPECT_EQ(allocator.Free(block), ANVIL_ERROR_INVALID_VALUE);
-    allocator.EmptyCache();
-    for (Block* block : blocks) EXPECT_EQ(allocator.Free(block), ANVIL_ERROR_INVALID_VALUE);
+    for (Block* block : blocks) ExpectFreedBefore(allocator, block);
+    EmptyCache(allocator);
+    for (Block* block : blocks) ExpectFreedBefore(allocator, block);
   }
   EXPECT_EQ(allocator.GetStats().allocation.current, 0);
 }
@@ -350,7 +331,7 @@ TEST(AllocatorStats, AreExactUnderRandomOperations) {
       allocator.ResetPeakStats();
       for (Shadow* shadow : {&allocation, &allocated, &requested}) shadow->peak = shadow->current;
     }
-    if (step % 5000 == 4000) allocator.EmptyCache();
+    if (step % 5000 == 4000) EmptyCache(allocator);
     if (step % 100 != 0) continue;
     const anvilMemoryStats stats = allocator.GetStats();
     ExpectEqual(stats.allocation, allocation, "allocation");
@@ -368,7 +349,7 @@ TEST(AllocatorStats, AreExactUnderRandomOperations) {
     EXPECT_EQ(static_cast<int64_t>(reserved_by_tag), stats.reserved_bytes.current);
   }
   for (const auto& [block, bytes] : held) Free(allocator, block);
-  allocator.EmptyCache();
+  EmptyCache(allocator);
   allocator.ResetAccumulatedStats();
   const anvilMemoryStats stats = allocator.GetStats();
   for (const anvilStat& stat : {stats.allocation, stats.segment, stats.allocated_bytes,
@@ -413,7 +394,7 @@ TEST(AllocatorStats, ThreadsShareNoMemoryAndLoseNoCount) {
             check_and_free(held.back());
             held.pop_back();
           }
-          if (step % 1000 == 999) allocator.EmptyCache();
+          if (step % 1000 == 999) EmptyCache(allocator);
         }
         barrier.arrive_and_wait();  // everybody has stopped:
         barrier.arrive_and_wait();  // the main thread has looked
@@ -439,7 +420,7 @@ TEST(AllocatorStats, ThreadsShareNoMemoryAndLoseNoCount) {
   const anvilMemoryStats stats = allocator.GetStats();
   EXPECT_EQ(stats.allocated_bytes.current, 0);
   EXPECT_EQ(stats.allocation.allocated, stats.allocation.freed);
-  allocator.EmptyCache();
+  EmptyCache(allocator);
   EXPECT_EQ(Reserved(allocator), 0);
 }
 

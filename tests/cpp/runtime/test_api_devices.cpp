@@ -60,7 +60,7 @@ TEST(Devices, NullArgumentsAreNamed) {
 }
 
 TEST(Errors, HaveNamesAndAreKeptPerThread) {
-  for (int code = ANVIL_SUCCESS; code <= ANVIL_ERROR_SYSTEM; ++code) {
+  for (int code = ANVIL_SUCCESS; code <= ANVIL_ERROR_CAPTURE; ++code) {
     const std::string name = anvilErrorName(static_cast<anvilError_t>(code));
     EXPECT_EQ(name.find("ANVIL_"), 0u);
     EXPECT_EQ(name.find("UNKNOWN"), std::string::npos);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "api_checks.h"
+#include "stream_work.h"
 
 namespace {
 
@@ -34,11 +35,26 @@ TEST(Transfers, CopyEveryByteAndNoOther) {
 TEST(Transfers, FillEveryByteAndNoOther) {
   for (size_t bytes : kSizes) {
     std::vector<uint8_t> dst(bytes + 2, 0xee);
-    ASSERT_OK(anvilMemsetAsync(dst.data() + 1, 0x1a7, bytes, Stream()));  // the low byte counts
+    ASSERT_OK(anvilMemsetAsync(dst.data() + 1, 0x1a7, bytes, Stream()));  // low byte
+    ASSERT_OK(anvilStreamSynchronize(Stream()));
     EXPECT_TRUE(std::all_of(dst.begin() + 1, dst.end() - 1, [](uint8_t b) { return b == 0xa7; }));
     EXPECT_EQ(dst.front(), 0xee);
     EXPECT_EQ(dst.back(), 0xee);
   }
+}
+
+TEST(Transfers, RunInTheOrderOfTheirStream) {
+  const auto gate = std::make_shared<Gate>();
+  std::vector<uint8_t> a(100, 1), b(100, 2);
+  ASSERT_OK(WaitAt(Stream(), gate));
+  ASSERT_OK(anvilMemsetAsync(a.data(), 3, a.size(), Stream()));
+  ASSERT_OK(anvilMemcpyAsync(b.data(), a.data(), a.size(), Stream()));
+  ASSERT_OK(anvilMemsetAsync(a.data(), 4, a.size(), Stream()));
+  EXPECT_EQ(a[99], 1);
+  gate->Open();
+  ASSERT_OK(anvilStreamSynchronize(Stream()));
+  EXPECT_EQ(a[99], 4);
+  EXPECT_EQ(b[99], 3);
 }
 
 TEST(Transfers, MistakesAreErrors) {
@@ -53,6 +69,7 @@ TEST(Transfers, MistakesAreErrors) {
   EXPECT_FAILS(anvilMemcpyAsync(a, a + 8, 9, Stream()), ANVIL_ERROR_INVALID_VALUE, "overlap");
   EXPECT_FAILS(anvilMemcpyAsync(a + 8, a, 9, Stream()), ANVIL_ERROR_INVALID_VALUE, "overlap");
   EXPECT_OK(anvilMemcpyAsync(a, a + 8, 8, Stream()));
+  EXPECT_OK(anvilStreamSynchronize(Stream()));
 }
 
 }  // namespace

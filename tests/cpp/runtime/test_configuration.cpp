@@ -24,13 +24,19 @@ TEST(Configuration, DefaultsToOneDeviceWithItsShareOfMemory) {
   for (const Variables& variables : {Variables{}, Variables{{"ANVIL_DEVICES", ""},
                                                             {"ANVIL_DEVICE_MEMORY", " "},
                                                             {"ANVIL_VISIBLE_DEVICES", ""},
-                                                            {"ANVIL_LAUNCH_BLOCKING", ""}}}) {
+                                                            {"ANVIL_LAUNCH_BLOCKING", ""},
+                                                            {"ANVIL_SANITIZE", ""},
+                                                            {"ANVIL_DEBUG_POISON", ""},
+                                                            {"ANVIL_DEBUG_DELAY", ""}}}) {
     const auto configuration = Read(variables);
     ASSERT_TRUE(configuration.ok()) << configuration.error;
     EXPECT_EQ(configuration.value.request.device_count, 1);
     EXPECT_FALSE(configuration.value.request.device_memory);
     EXPECT_TRUE(configuration.value.request.visible.empty());
     EXPECT_FALSE(configuration.value.launch_blocking);
+    EXPECT_FALSE(configuration.value.sanitize);
+    EXPECT_FALSE(configuration.value.poison);
+    EXPECT_EQ(configuration.value.longest_delay, 0u);
   }
 }
 
@@ -38,12 +44,18 @@ TEST(Configuration, ReadsEveryVariable) {
   const auto configuration = Read({{"ANVIL_DEVICES", "4"},
                                    {"ANVIL_DEVICE_MEMORY", "1.5GiB"},
                                    {"ANVIL_VISIBLE_DEVICES", "3, 1"},
-                                   {"ANVIL_LAUNCH_BLOCKING", "1"}});
+                                   {"ANVIL_LAUNCH_BLOCKING", "1"},
+                                   {"ANVIL_SANITIZE", "1"},
+                                   {"ANVIL_DEBUG_POISON", "1"},
+                                   {"ANVIL_DEBUG_DELAY", "1000000"}});
   ASSERT_TRUE(configuration.ok()) << configuration.error;
   EXPECT_EQ(configuration.value.request.device_count, 4);
   EXPECT_EQ(configuration.value.request.device_memory, kGiB + kGiB / 2);
   EXPECT_EQ(configuration.value.request.visible, (std::vector<int>{3, 1}));
   EXPECT_TRUE(configuration.value.launch_blocking);
+  EXPECT_TRUE(configuration.value.sanitize);
+  EXPECT_TRUE(configuration.value.poison);
+  EXPECT_EQ(configuration.value.longest_delay, 1000000u);
 }
 
 struct Rejected {
@@ -89,7 +101,12 @@ INSTANTIATE_TEST_SUITE_P(Table, RejectedValue,
                                          Rejected{"ANVIL_VISIBLE_DEVICES", ",0", "indices"},
                                          Rejected{"ANVIL_VISIBLE_DEVICES", "64", "indices"},
                                          Rejected{"ANVIL_LAUNCH_BLOCKING", "yes", "0 or 1"},
-                                         Rejected{"ANVIL_LAUNCH_BLOCKING", "2", "0 or 1"}));
+                                         Rejected{"ANVIL_LAUNCH_BLOCKING", "2", "0 or 1"},
+                                         Rejected{"ANVIL_SANITIZE", "yes", "0 or 1"},
+                                         Rejected{"ANVIL_DEBUG_POISON", "-1", "0 or 1"},
+                                         Rejected{"ANVIL_DEBUG_DELAY", "-1", "0 to 1000000"},
+                                         Rejected{"ANVIL_DEBUG_DELAY", "1000001", "0 to 1000000"},
+                                         Rejected{"ANVIL_DEBUG_DELAY", "1ms", "whole number"}));
 
 }  // namespace
 }  // namespace anvil

@@ -52,7 +52,8 @@ INSTANTIATE_TEST_SUITE_P(
                     BrokenVariable{"ANVIL_DEVICE_MEMORY", "-1", "ANVIL_DEVICE_MEMORY='-1'"},
                     BrokenVariable{"ANVIL_DEVICE_MEMORY", "1000TiB", "1000 TiB.*this host has"},
                     BrokenVariable{"ANVIL_VISIBLE_DEVICES", "1", "ANVIL_VISIBLE_DEVICES.*device 1"},
-                    BrokenVariable{"ANVIL_LAUNCH_BLOCKING", "on", "ANVIL_LAUNCH_BLOCKING='on'"}));
+                    BrokenVariable{"ANVIL_LAUNCH_BLOCKING", "on", "ANVIL_LAUNCH_BLOCKING='on'"},
+                    BrokenVariable{"ANVIL_DEBUG_DELAY", "1s", "ANVIL_DEBUG_DELAY='1s'"}));
 
 TEST(ConfigurationDeathTest, ThingsThatNeedNoDeviceDoNotReadIt) {
   const auto child = [&] {

@@ -3,6 +3,7 @@
 
 #include "child_process.h"
 #include "every_call.h"
+#include "stream_work.h"
 
 namespace {
 
@@ -27,6 +28,9 @@ TEST(ForkDeathTest, EveryCallInTheChildOfAnInitialisedProcessIsRefused) {
     REQUIRE_OK(anvilStreamCreate(&handles.stream, 0, 0));
     REQUIRE_OK(anvilEventCreate(&handles.event, ANVIL_EVENT_TIMING));
     REQUIRE_OK(anvilEventRecord(handles.event, handles.stream));
+    REQUIRE_OK(anvilGraphPoolCreate(&handles.pool, 0));
+    REQUIRE_OK(anvilStreamBeginCapture(handles.stream, handles.pool));
+    REQUIRE_OK(anvilStreamEndCapture(handles.stream, &handles.graph));
     const int status = InForkedChild([&] {
       REQUIRE(anvilIsForkedChild() == 1);
       std::vector<NamedCall> calls = CallsThatNeedDevices();
@@ -36,7 +40,11 @@ TEST(ForkDeathTest, EveryCallInTheChildOfAnInitialisedProcessIsRefused) {
         std::fprintf(stderr, "%s did not refuse\n", name.c_str());
         _exit(1);
       }
+      REQUIRE(anvilStreamFailCapture(handles.stream, "") == ANVIL_ERROR_FORKED);
       REQUIRE(anvilHostIsPinned(handles.pinned) == 0);
+      REQUIRE(anvilStreamIsBusy(handles.stream) == 0);
+      REQUIRE(anvilStreamIsCapturing(handles.stream) == 0);
+      REQUIRE(anvilStreamWantsAccesses(handles.stream) == 0);
       REQUIRE(anvilWorkerCount(0) == 1);
       std::fprintf(stderr, "%s\n", anvilGetLastErrorMessage());
       // A grandchild is no better off.
@@ -57,12 +65,33 @@ TEST(ForkDeathTest, ACommandRefusedInTheChildIsDestroyed) {
     REQUIRE_OK(anvilStreamGetDefault(&stream, 0));
     const int status = InForkedChild([stream] {
       int destroyed = 0;
-      const anvilCommand command{"work", [](void*) { return ANVIL_SUCCESS; },
-                                 [](void* arg) { ++*static_cast<int*>(arg); }, &destroyed};
+      const anvilCommand command{"work",
+                                 [](void*) { return ANVIL_SUCCESS; },
+                                 [](void* arg) { ++*static_cast<int*>(arg); },
+                                 &destroyed,
+                                 nullptr,
+                                 0};
       REQUIRE(anvilStreamSubmit(stream, &command) == ANVIL_ERROR_FORKED);
       REQUIRE(destroyed == 1);
     });
     REQUIRE(status == 0);
+  };
+  EXPECT_EXIT(RunToTheEnd(child), testing::ExitedWithCode(0), "");
+}
+
+TEST(ForkDeathTest, WorkGoesOnInTheParentAndHoldsUpNoExitInTheChild) {
+  const auto child = [&] {
+    UseOneSmallDevice();
+    const auto gate = std::make_shared<Gate>();
+    anvilStream_t stream;
+    bool ran = false;
+    REQUIRE_OK(anvilStreamGetDefault(&stream, 0));
+    REQUIRE_OK(WaitAt(stream, gate));
+    REQUIRE_OK(Do(stream, [&ran] { ran = true; }));
+    REQUIRE(InForkedChild([] { std::exit(0); }) == 0);
+    gate->Open();
+    REQUIRE_OK(anvilStreamSynchronize(stream));
+    REQUIRE(ran);
   };
   EXPECT_EXIT(RunToTheEnd(child), testing::ExitedWithCode(0), "");
 }

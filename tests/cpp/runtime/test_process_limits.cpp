@@ -6,8 +6,17 @@
 #include <atomic>
 
 #include "child_process.h"
+#include "stream_work.h"
 
 namespace {
+
+// No thread can have a stack of 64 TiB.
+void LimitStacks(size_t stack_size) {
+  pthread_attr_t attributes;
+  REQUIRE(pthread_attr_init(&attributes) == 0);
+  REQUIRE(pthread_attr_setstacksize(&attributes, stack_size) == 0);
+  REQUIRE(pthread_setattr_default_np(&attributes) == 0);
+}
 
 TEST(LimitsDeathTest, ARefusedMappingIsOutOfMemoryWithTheHostsReason) {
   if (kSanitized) GTEST_SKIP() << "sanitizers need the whole address space";
@@ -41,11 +50,7 @@ TEST(LimitsDeathTest, WithoutThreadsRegionsRunOnTheirCaller) {
       std::fprintf(stderr, "runs on 1 of its cores\n");  // nothing to refuse
       _exit(0);
     }
-    // No thread can have a stack of this size.
-    pthread_attr_t attributes;
-    REQUIRE(pthread_attr_init(&attributes) == 0);
-    REQUIRE(pthread_attr_setstacksize(&attributes, size_t{1} << 46) == 0);
-    REQUIRE(pthread_setattr_default_np(&attributes) == 0);
+    LimitStacks(size_t{1} << 46);
     for (int region = 0; region < 3; ++region) {
       std::atomic<int64_t> covered{0};
       REQUIRE_OK(anvilParallelFor(
@@ -58,6 +63,28 @@ TEST(LimitsDeathTest, WithoutThreadsRegionsRunOnTheirCaller) {
     }
   };
   EXPECT_EXIT(RunToTheEnd(child), testing::ExitedWithCode(0), "runs on 1 of its .*cores");
+}
+
+TEST(LimitsDeathTest, WithoutItsThreadADeviceTakesNoWork) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers set the size of stacks themselves";
+  const auto child = [&] {
+    UseOneSmallDevice();
+    anvilStream_t stream;
+    REQUIRE_OK(anvilStreamGetDefault(&stream, 0));
+    LimitStacks(size_t{1} << 46);
+    const auto alive = std::make_shared<int>(0);
+    REQUIRE(Do(stream, [alive] { ++*alive; }) == ANVIL_ERROR_SYSTEM);
+    std::fprintf(stderr, "%s\n", anvilGetLastErrorMessage());
+    REQUIRE(alive.use_count() == 1 && *alive == 0);  // destroyed, not run
+    REQUIRE_OK(anvilStreamSynchronize(stream));
+    // Once the system has recovered, so has the device.
+    LimitStacks(size_t{1} << 20);
+    REQUIRE_OK(Do(stream, [alive] { ++*alive; }));
+    REQUIRE_OK(anvilStreamSynchronize(stream));
+    REQUIRE(*alive == 1);
+  };
+  EXPECT_EXIT(RunToTheEnd(child), testing::ExitedWithCode(0),
+              "refused the thread.*Cannot|refused the thread.*unavailable");
 }
 
 }  // namespace
