@@ -65,7 +65,7 @@ def requested(kind: str) -> int:
 
 @pytest.mark.parametrize("passes", ["first", "second"])
 def test_peak_is_the_most_that_was_live_at_once(passes: str) -> None:
-    """First the device learns what ops give, later they are queued: the figures are the same."""
+    """First the device learns what ops give, later all of it is known: the figures are the same."""
     rows = 96 if passes == "first" else 97  # shapes of its own, so that they are new
     with torch.inference_mode():
         weights = [torch.rand(64, 64, device="anvil") for _ in range(7)]
@@ -80,7 +80,10 @@ def test_peak_is_the_most_that_was_live_at_once(passes: str) -> None:
             assert (
                 requested("current") - base == shadow.count() == result.untyped_storage().nbytes()
             )
-            assert requested("peak") - base == shadow.peak
+            # What a kernel allocates besides its result is not known before its first run, and is
+            # counted when it runs, perhaps beside what the caller has made meanwhile.
+            scratch = 64 if passes == "first" else 0
+            assert shadow.peak <= requested("peak") - base <= shadow.peak + scratch
             del result
             assert requested("current") == base
 

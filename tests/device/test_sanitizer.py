@@ -69,6 +69,22 @@ with torch.anvil.stream(side):
     host.copy_(x, non_blocking=True)  # second
 """,
     ),
+    "value on the host": (
+        "race: memory is used on two streams without an order",
+        """
+x.mul_(2)  # first
+with torch.anvil.stream(side):
+    values = x.cpu()  # second
+""",
+    ),
+    "shape that data decides": (
+        "race: memory is used on two streams without an order",
+        """
+x.mul_(2)  # first
+with torch.anvil.stream(side):
+    where = x.nonzero()  # second
+""",
+    ),
     "memory handed out again": (
         "use before allocation: memory of one stream is used on another without an order",
         """

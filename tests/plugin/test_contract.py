@@ -63,7 +63,7 @@ PLATFORM_INHERITED_ON_PURPOSE = {
     "is_device_capability_family": GPU_ONLY,
     "get_all_gpu_pci_bus_ids": GPU_ONLY,
     "is_arch_support_pdl": GPU_ONLY,
-    "enable_multi_stream_overlap": "False: the device's streams are synchronous",
+    "enable_multi_stream_overlap": "False: the device runs one command at a time",
     # Number formats.
     "supports_mx": GPU_ONLY,
     "supports_fp8": "False: the device has no fp8 kernels",

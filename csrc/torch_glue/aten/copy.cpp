@@ -140,6 +140,11 @@ void copy_to_host(Tensor& self, const Tensor& source, bool non_blocking) {
     keep_pinned_until_now(self.const_data_ptr(), stream);
     return;
   }
+  if (anvilStreamIsCapturing(stream) == 0) {
+    Accesses accesses(stream);
+    accesses.read(source);
+    accesses.note_host_use("aten::copy_ to the host");
+  }
   wait_for_host_use(device, "aten::copy_ to the host");
   CopyRun{self, host_alias(source), device}();
 }

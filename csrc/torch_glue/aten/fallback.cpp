@@ -37,6 +37,15 @@ void add_overlaps(PlanKeyHasher* hasher, const HostCall& call) {
   }
 }
 
+Accesses accesses_of(const HostCall& call, anvilStream_t stream) {
+  Accesses accesses(stream);
+  for (const HostCall::Entry& entry : call.tensors()) {
+    accesses.add(entry.device,
+                 entry.written ? ANVIL_ACCESS_READ | ANVIL_ACCESS_WRITE : ANVIL_ACCESS_READ);
+  }
+  return accesses;
+}
+
 // Replaces the arguments on top of the stack by the results of a queued call.
 void push_results(const LaunchPlan& plan, const std::vector<at::Tensor>& created,
                   c10::ArrayRef<HostCall::Entry> tensors, torch::jit::Stack* stack) {
@@ -199,7 +208,12 @@ void FallbackOp::run_while_waiting(HostCall& call, torch::jit::Stack* stack, con
   const c10::DeviceIndex device = call.device().index();
   anvilStream_t stream = current_stream_handle(device);
   const LaunchSection section(stream);
-  if (!launch_blocking()) wait_for_host_use(device, traits_.name.c_str());
+  if (!launch_blocking()) {
+    if (anvilStreamIsCapturing(stream) == 0) {
+      accesses_of(call, stream).note_host_use(traits_.name.c_str());
+    }
+    wait_for_host_use(device, traits_.name.c_str());
+  }
   MemoryTrace trace;
   {
     const HostCallScope scope(stream, key != nullptr ? &trace : nullptr);
@@ -224,11 +238,7 @@ void FallbackOp::queue(HostCall& call, torch::jit::Stack* stack, anvilStream_t s
     HostCall::resize(call.tensor(static_cast<size_t>(to.argument)), to);
   }
   PlacedCall placed(plan, stream, call.device().index());
-  Accesses accesses(stream);
-  for (const HostCall::Entry& entry : call.tensors()) {
-    accesses.add(entry.device,
-                 entry.written ? ANVIL_ACCESS_READ | ANVIL_ACCESS_WRITE : ANVIL_ACCESS_READ);
-  }
+  Accesses accesses = accesses_of(call, stream);
   for (const at::Tensor& result : placed.results()) {
     if (result.defined()) accesses.write(result);
   }

@@ -45,6 +45,10 @@ void Accesses::add(const at::Tensor& tensor, unsigned flags) {
   list_.push_back({block, begin, bytes, flags});
 }
 
+void Accesses::note_host_use(const char* name) const {
+  if (anvilSanitizerEnabled() != 0 && size() > 0) submit(name, *this, [] {});
+}
+
 // Autocast and autograd have had their turn when an op arrives here, and the default dtype is the
 // process's: what a CPU kernel can still ask the thread for is this.
 CallerState::CallerState()

@@ -23,6 +23,10 @@ class Accesses {
   void write(const at::Tensor& tensor) { add(tensor, ANVIL_ACCESS_WRITE); }
   void add(const at::Tensor& tensor, unsigned flags);
 
+  // For what the calling thread itself does with the memory, after it has waited for the stream:
+  // lets the sanitizer see it, as a command in its place.
+  void note_host_use(const char* name) const;
+
   anvilStream_t stream() const { return stream_; }
   const anvilAccess* data() const { return list_.data(); }
   size_t size() const { return list_.size(); }

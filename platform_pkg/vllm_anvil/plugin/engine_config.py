@@ -204,8 +204,8 @@ def update(config: VllmConfig, worker_cls: str) -> None:
     compilation.cudagraph_capture_sizes = []
     compilation.max_cudagraph_capture_size = 0
 
-    # The device's streams are synchronous: a second batch in flight would overlap nothing, and
-    # cost each request one step past its end.
+    # A second batch in flight costs each request one step past its end, and on few cores takes the
+    # first one's. It runs, but is not known to be worth that.
     config.scheduler_config.async_scheduling = False
 
     _set_block_size(config)
