@@ -3,29 +3,13 @@
 
 #include "core/device.h"
 #include "core/host_pool.h"
+#include "core/statistics.h"
 #include "core/storage.h"
 #include "core/stream.h"
 #include "core/wait.h"
 
 namespace anvil {
 namespace {
-
-using c10::CachingAllocator::Stat;
-using c10::CachingAllocator::StatArray;
-using c10::CachingAllocator::StatType;
-
-void fill(Stat& to, const anvilStat& from) {
-  to.current = from.current;
-  to.peak = from.peak;
-  to.allocated = from.allocated;
-  to.freed = from.freed;
-}
-
-// The runtime keeps one figure over all pools; PyTorch's breakdown into small and large pools has
-// no counterpart.
-void fill(StatArray& to, const anvilStat& from) {
-  fill(to[static_cast<size_t>(StatType::AGGREGATE)], from);
-}
 
 class AnvilAllocator final : public c10::DeviceAllocator {
  public:

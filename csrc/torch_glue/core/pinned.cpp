@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/statistics.h"
 #include "core/stream.h"
 
 namespace anvil {
@@ -92,13 +93,6 @@ Uses& uses() {
 
 void free_pinned(void* data) {
   if (data != nullptr) uses().release(data);
-}
-
-void fill(c10::CachingAllocator::Stat& to, const anvilStat& from) {
-  to.current = from.current;
-  to.peak = from.peak;
-  to.allocated = from.allocated;
-  to.freed = from.freed;
 }
 
 class PinnedAllocator final : public at::HostAllocator {
