@@ -177,7 +177,7 @@ class AnvilPlatform(Platform):
 
     @classmethod
     def support_static_graph_mode(cls) -> bool:
-        """False until the device records graphs; vLLM then sets `cudagraph_mode` to NONE."""
+        """False: this model runner's steps are not captured; vLLM sets `cudagraph_mode` to NONE."""
         return False
 
     @classmethod
