@@ -7,6 +7,7 @@ count of live storages, kept beside it, is what the device has to agree with.
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -57,6 +58,13 @@ def model(x: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
         if number % 3 == 2:
             x = torch.nn.functional.embedding(torch.arange(x.shape[0], device=x.device) // 2, x)
     return x
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_of_other_tests():
+    """Tensors in cycles that other tests left would go at any time, and with them their memory."""
+    gc.collect()
+    torch.anvil.synchronize()
 
 
 def requested(kind: str) -> int:

@@ -64,24 +64,24 @@ Tensor pinned_alias(const Tensor& tensor) {
   return host_view(tensor, c10::Storage(std::move(view)));
 }
 
+// What little a copy kernel needs for itself (a tile to transpose) is no tensor's: it comes from
+// the system, so that figures do not depend on when the copy runs.
 struct CopyRun {
   Tensor destination;  // both on the host
   Tensor source;
-  c10::DeviceIndex device;
 
   void operator()() const {
-    PlannedMemory nothing{};
-    const HostCallScope scope(device, &nothing, static_cast<MemoryTrace*>(nullptr));
+    const c10::impl::ExcludeDispatchKeyGuard exclude(kHostCallExcluded);
     copy_on_host(destination, source);
   }
 };
 
 void queue_copy(const Tensor& self, const Tensor& source, Tensor to, Tensor from,
-                anvilStream_t stream, c10::DeviceIndex device) {
+                anvilStream_t stream) {
   Accesses accesses(stream);
   accesses.write(self);
   accesses.read(source);
-  submit("aten::copy_", accesses, CopyRun{std::move(to), std::move(from), device});
+  submit("aten::copy_", accesses, CopyRun{std::move(to), std::move(from)});
 }
 
 void copy_within(Tensor& self, const Tensor& source, c10::DeviceIndex device) {
@@ -90,8 +90,7 @@ void copy_within(Tensor& self, const Tensor& source, c10::DeviceIndex device) {
               "unsupported operation: some elements of the input tensor and the written-to tensor "
               "refer to a single memory location. Please clone() the tensor before performing the "
               "operation.");
-  queue_copy(self, source, host_alias(self), host_alias(source), current_stream_handle(device),
-             device);
+  queue_copy(self, source, host_alias(self), host_alias(source), current_stream_handle(device));
 }
 
 void copy_between(Tensor& self, const Tensor& source) {
@@ -105,7 +104,7 @@ void copy_between(Tensor& self, const Tensor& source) {
                                                                            &anvilEventDestroy);
   check(anvilEventRecord(event, origin));
   check(anvilStreamWaitEvent(target, event));
-  queue_copy(self, source, host_alias(self), host_alias(source), target, to);
+  queue_copy(self, source, host_alias(self), host_alias(source), target);
   check(anvilEventRecord(event, target));
   check(anvilStreamWaitEvent(origin, event));
 }
@@ -115,7 +114,7 @@ void copy_to_device(Tensor& self, const Tensor& source, bool non_blocking) {
   anvilStream_t stream = current_stream_handle(device);
   const bool pinned = anvilHostIsPinned(source.const_data_ptr()) != 0;
   if (pinned && non_blocking) {
-    queue_copy(self, source, host_alias(self), pinned_alias(source), stream, device);
+    queue_copy(self, source, host_alias(self), pinned_alias(source), stream);
     keep_pinned_until_now(source.const_data_ptr(), stream);
   } else if (anvilStreamIsCapturing(stream) != 0) {
     // What is staged now would be copied again at every replay, whatever the source holds then.
@@ -124,11 +123,11 @@ void copy_to_device(Tensor& self, const Tensor& source, bool non_blocking) {
         " cannot be captured: use pinned memory and non_blocking=True.";
     check(anvilStreamFailCapture(stream, reason.c_str()));
   } else if (non_blocking || source.nbytes() <= kStagedBytes) {
-    queue_copy(self, source, host_alias(self), staged(source), stream, device);
+    queue_copy(self, source, host_alias(self), staged(source), stream);
   } else {
     const LaunchSection section(stream);
     wait_for_host_use(device, "aten::copy_");
-    CopyRun{host_alias(self), source, device}();
+    CopyRun{host_alias(self), source}();
   }
 }
 
@@ -136,7 +135,7 @@ void copy_to_host(Tensor& self, const Tensor& source, bool non_blocking) {
   const c10::DeviceIndex device = source.device().index();
   anvilStream_t stream = current_stream_handle(device);
   if (non_blocking && anvilHostIsPinned(self.const_data_ptr()) != 0) {
-    queue_copy(self, source, pinned_alias(self), host_alias(source), stream, device);
+    queue_copy(self, source, pinned_alias(self), host_alias(source), stream);
     keep_pinned_until_now(self.const_data_ptr(), stream);
     return;
   }
@@ -146,7 +145,7 @@ void copy_to_host(Tensor& self, const Tensor& source, bool non_blocking) {
     accesses.note_host_use("aten::copy_ to the host");
   }
   wait_for_host_use(device, "aten::copy_ to the host");
-  CopyRun{self, host_alias(source), device}();
+  CopyRun{self, host_alias(source)}();
 }
 
 Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {

@@ -24,13 +24,22 @@ bool is_mask(const at::Tensor& tensor) {
 void add_overlaps(PlanKeyHasher* hasher, const HostCall& call) {
   for (const uint32_t which : call.order()) hasher->word(which);
   const auto tensors = call.tensors();
-  std::unordered_map<const void*, size_t> first;
+  const auto memory = [&](size_t i) {
+    return tensors[i].host.unsafeGetTensorImpl()->unsafe_storage().data();
+  };
+  constexpr size_t kFew = 16;  // beyond, lists of tensors: then a table is worth its making
+  std::unordered_map<const void*, size_t> table;
+  const auto first_with_the_memory_of = [&](size_t i) {
+    if (tensors.size() > kFew) return table.emplace(memory(i), i).first->second;
+    size_t first = 0;
+    while (memory(first) != memory(i)) ++first;
+    return first;
+  };
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const auto [found, fresh] =
-        first.emplace(tensors[i].host.unsafeGetTensorImpl()->unsafe_storage().data(), i);
-    if (fresh) continue;
-    const at::Tensor& other = tensors[found->second].host;
-    hasher->word(i << 32 | found->second);
+    const size_t first = first_with_the_memory_of(i);
+    if (first == i) continue;
+    const at::Tensor& other = tensors[first].host;
+    hasher->word(i << 32 | first);
     hasher->word(static_cast<uint64_t>(
         tensors[i].host.storage_offset() * static_cast<int64_t>(tensors[i].host.element_size()) -
         other.storage_offset() * static_cast<int64_t>(other.element_size())));
@@ -47,7 +56,7 @@ Accesses accesses_of(const HostCall& call, anvilStream_t stream) {
 }
 
 // Replaces the arguments on top of the stack by the results of a queued call.
-void push_results(const LaunchPlan& plan, const std::vector<at::Tensor>& created,
+void push_results(const LaunchPlan& plan, c10::ArrayRef<at::Tensor> created,
                   c10::ArrayRef<HostCall::Entry> tensors, torch::jit::Stack* stack) {
   size_t next = 0;
   const auto take = [&]() -> at::Tensor {

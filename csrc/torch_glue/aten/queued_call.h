@@ -21,7 +21,7 @@ class PlacedCall {
   PlacedCall& operator=(const PlacedCall&) = delete;
 
   // The results that are new tensors, by position in the plan; others are undefined.
-  std::vector<at::Tensor>& results() { return results_; }
+  c10::ArrayRef<at::Tensor> results() const { return results_; }
 
   // What the command needs. May be run again and again.
   struct Places {
@@ -48,7 +48,7 @@ class PlacedCall {
   const c10::DeviceIndex device_;
   c10::SmallVector<anvilBlock_t, 4> blocks_;  // by allocation; null: none, or a storage's now
   c10::SmallVector<void*, 4> addresses_;
-  std::vector<at::Tensor> results_;
+  c10::SmallVector<at::Tensor, 2> results_;
 };
 
 }  // namespace anvil
