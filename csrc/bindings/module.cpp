@@ -72,8 +72,6 @@ void sleep_on_device(int device, int64_t microseconds) {
   });
 }
 
-void empty_cache(int device) { anvil::check(anvilMemEmptyCache(device)); }
-
 at::Tensor host_alias(const at::Tensor& tensor) {
   TORCH_CHECK(tensor.device().type() == anvil::kAnvil,
               "host_alias takes a tensor on an anvil device; got one on ", tensor.device());
@@ -120,7 +118,6 @@ PYBIND11_MODULE(_C, m) {
   });
   def(m, "sleep", &sleep_on_device);
   def(m, "event_elapsed_time", &event_elapsed_time);
-  def(m, "empty_cache", &empty_cache);
   def(m, "tag_stats", &tag_stats);
   def(m, "push_memory_tag",
       [](const std::string& tag) { anvil::check(anvilMemPushTag(tag.c_str())); });

@@ -23,7 +23,6 @@ std::pair<std::string, uint64_t> take_reports() {
 }  // namespace
 
 void add_sanitizer(py::module_& m) {
-  def(m, "sanitizer_enabled", [] { return anvilSanitizerEnabled() != 0; });
   def(m, "sanitizer_take_reports", &take_reports);
   // `folders`: packages between the user's program and the device, whose frames are passed over.
   def(m, "sanitizer_name_call_sites", [](std::vector<std::string> folders) {

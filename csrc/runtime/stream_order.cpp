@@ -19,25 +19,9 @@ Device& DeviceOf(const Block* block) {
   return *device;
 }
 
-struct FillArguments {
-  WorkerPool* workers;
-  std::byte* ptr;
-  int value;
-  size_t bytes;
-};
-
-anvilError_t RunFill(void* arg) {
-  const FillArguments& fill = *static_cast<FillArguments*>(arg);
-  Fill(*fill.workers, fill.ptr, fill.value, fill.bytes);
-  return ANVIL_SUCCESS;
-}
-
-void DestroyFill(void* arg) { delete static_cast<FillArguments*>(arg); }
-
-anvilCommand FillCommand(Block* block, int value) {
-  FillArguments* arguments =
-      new FillArguments{&DeviceOf(block).workers, block->ptr, value, block->size};
-  return {value == 0 ? "zero fill" : "poison", RunFill, DestroyFill, arguments, nullptr, 0};
+anvilCommand FillBlock(Block* block, int value) {
+  return FillCommand(value == 0 ? "zero fill" : "poison", DeviceOf(block).workers, block->ptr,
+                     value, block->size);
 }
 
 anvilError_t DoNothing(void*) { return ANVIL_SUCCESS; }
@@ -75,7 +59,7 @@ bool StreamUses::Contains(Use use) const {
 }
 
 anvilError_t FillInOrder(anvilStream_t stream, Block* block, int value) {
-  anvilCommand command = FillCommand(block, value);
+  anvilCommand command = FillBlock(block, value);
   const anvilAccess access{block, block->ptr, block->size, ANVIL_ACCESS_WRITE};
   command.accesses = &access;
   command.access_count = 1;
@@ -110,7 +94,7 @@ void FreeHeldBack(Block* block) {
       const auto stream = device.streams.Find(allocator.StreamOf(block));  // kImmediate: none
       sanitizer::Freed(block, block->ptr, block->size, stream.get());
       if (!DebugPoison()) return ANVIL_SUCCESS;
-      if (stream != nullptr) return Enqueue(stream.get(), FillCommand(block, kPoison));
+      if (stream != nullptr) return Enqueue(stream.get(), FillBlock(block, kPoison));
       Fill(device.workers, block->ptr, kPoison, block->size);
       return ANVIL_SUCCESS;
     });

@@ -74,6 +74,12 @@ void Fill(WorkerPool& workers, void* dst, int value, size_t bytes) {
   RunTransfer(transfer);
 }
 
+anvilCommand FillCommand(const char* name, WorkerPool& workers, void* dst, int value,
+                         size_t bytes) {
+  auto* transfer = new Transfer{&workers, static_cast<std::byte*>(dst), nullptr, value, bytes};
+  return {name, RunCommand, DestroyCommand, transfer, nullptr, 0};
+}
+
 }  // namespace anvil
 
 using namespace anvil;

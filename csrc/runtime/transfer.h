@@ -10,4 +10,7 @@ namespace anvil {
 
 void Fill(WorkerPool& workers, void* dst, int value, size_t bytes);
 
+// The same as a command that says nothing of what it touches.
+anvilCommand FillCommand(const char* name, WorkerPool& workers, void* dst, int value, size_t bytes);
+
 }  // namespace anvil

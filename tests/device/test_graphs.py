@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -359,3 +361,26 @@ def test_kernel_scratch_is_placed_too() -> None:
     torch.anvil.synchronize()
     assert torch.anvil.memory_stats()["allocation.all.allocated"] == before
     assert torch.equal(result, step())
+
+
+def test_captures_refuse_the_host_with_blocking_launches_too() -> None:
+    body = """
+import torch, vllm_anvil.device
+x = torch.ones(4, device="anvil")
+graph = torch.anvil.Graph()
+try:
+    with torch.anvil.graph(graph):
+        x.sum().item()
+except RuntimeError as error:
+    assert "captured" in str(error), error
+else:
+    raise AssertionError("a value was read inside a capture")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", body],
+        env=os.environ | {"ANVIL_LAUNCH_BLOCKING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr

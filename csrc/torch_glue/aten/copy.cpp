@@ -126,6 +126,9 @@ void copy_to_device(Tensor& self, const Tensor& source, bool non_blocking) {
     queue_copy(self, source, host_alias(self), staged(source), stream);
   } else {
     const LaunchSection section(stream);
+    Accesses accesses(stream);
+    accesses.write(self);
+    accesses.note_host_use("aten::copy_");
     wait_for_host_use(device, "aten::copy_");
     CopyRun{host_alias(self), source}();
   }
@@ -139,11 +142,9 @@ void copy_to_host(Tensor& self, const Tensor& source, bool non_blocking) {
     keep_pinned_until_now(self.const_data_ptr(), stream);
     return;
   }
-  if (anvilStreamIsCapturing(stream) == 0) {
-    Accesses accesses(stream);
-    accesses.read(source);
-    accesses.note_host_use("aten::copy_ to the host");
-  }
+  Accesses accesses(stream);
+  accesses.read(source);
+  accesses.note_host_use("aten::copy_ to the host");
   wait_for_host_use(device, "aten::copy_ to the host");
   CopyRun{self, host_alias(source)}();
 }

@@ -217,10 +217,10 @@ void FallbackOp::run_while_waiting(HostCall& call, torch::jit::Stack* stack, con
   const c10::DeviceIndex device = call.device().index();
   anvilStream_t stream = current_stream_handle(device);
   const LaunchSection section(stream);
-  if (!launch_blocking()) {
-    if (anvilStreamIsCapturing(stream) == 0) {
-      accesses_of(call, stream).note_host_use(traits_.name.c_str());
-    }
+  if (launch_blocking()) {
+    refuse_while_capturing(stream, traits_.name.c_str());
+  } else {
+    accesses_of(call, stream).note_host_use(traits_.name.c_str());
     wait_for_host_use(device, traits_.name.c_str());
   }
   MemoryTrace trace;
@@ -272,7 +272,11 @@ void run_on_host(const c10::OperatorHandle& op, const OpTraits& traits,
   HostCall call(op, traits, /*stage=*/false);
   call.arguments_to_host(*stack);
   const c10::DeviceIndex device = call.device().index();
-  if (!launch_blocking()) wait_for_host_use(device, traits.name.c_str());
+  if (launch_blocking()) {
+    refuse_while_capturing(current_stream_handle(device), traits.name.c_str());
+  } else {
+    wait_for_host_use(device, traits.name.c_str());
+  }
   {
     const HostCallScope scope(current_stream_handle(device), nullptr);
     kernel.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);

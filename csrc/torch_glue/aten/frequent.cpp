@@ -25,7 +25,6 @@
 #include "aten/fallback.h"
 #include "aten/queued_call.h"
 #include "core/command.h"
-#include "core/storage.h"
 #include "core/stream.h"
 
 namespace anvil {
@@ -116,11 +115,8 @@ struct OnHost<Op, at::Tensor(Args...)> {
   static at::Tensor call(Args... args) {
     CommonDevice common;
     (common.see(args), ...);
-    if (C10_UNLIKELY(!common.regular())) return general(args...);
+    if (C10_UNLIKELY(!common.regular() || launch_blocking())) return general(args...);
     anvilStream_t stream = current_stream_handle(common.index());
-    if (launch_blocking() && anvilStreamIsCapturing(stream) == 0) {
-      return run_at_once(common.index(), stream, args...);
-    }
     PlanKeyHasher hasher;
     (add_to_key(hasher, args), ...);
     PlanRef plan = plans().find(hasher.key());
@@ -144,16 +140,6 @@ struct OnHost<Op, at::Tensor(Args...)> {
                                   arguments));
            });
     return result;
-  }
-
-  static at::Tensor run_at_once(c10::DeviceIndex device, anvilStream_t stream, Args... args) {
-    at::Tensor result;
-    {
-      const HostCallScope scope(stream, nullptr);
-      result = Op::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), keep(args)...);
-    }
-    c10::Storage storage = adopt_host_storage(share(result.storage()), c10::Device(kAnvil, device));
-    return device_tensor(std::move(result), std::move(storage));
   }
 
   // What the fallback does for every other op: it learns what results look like, raises where it

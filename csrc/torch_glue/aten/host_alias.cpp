@@ -7,13 +7,6 @@
 #include "core/wait.h"
 
 namespace anvil {
-namespace {
-
-// Bits of a tensor that CPU kernels read and that travel with it.
-constexpr c10::DispatchKeySet kLazyBits = c10::DispatchKeySet(
-    {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
-
-}  // namespace
 
 at::Tensor host_view(const at::Tensor& tensor, c10::Storage storage) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();

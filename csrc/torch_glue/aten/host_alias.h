@@ -9,6 +9,10 @@
 
 namespace anvil {
 
+// Bits of a tensor that CPU kernels read and that travel with it.
+inline constexpr c10::DispatchKeySet kLazyBits = c10::DispatchKeySet(
+    {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
+
 // A CPU tensor over the same memory, with the same sizes, strides, offset and dtype. Tensors that
 // share a storage have aliases that share one too. Raises for layouts without a storage (sparse).
 at::Tensor host_alias(const at::Tensor& tensor);

@@ -5,15 +5,14 @@
 
 #include <algorithm>
 
+#include "aten/host_alias.h"
+
 namespace anvil {
 namespace {
 
 // A kernel with more steps than this keeps its scratch to itself: placing it would cost the caller
 // more than it is worth.
 constexpr size_t kMostPlacedSteps = 64;
-
-constexpr c10::DispatchKeySet kLazyBits = c10::DispatchKeySet(
-    {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
 
 // Calls visit(tensor) for every tensor of the returns; false when they hold something else.
 template <typename Visit>

@@ -46,7 +46,8 @@ void Accesses::add(const at::Tensor& tensor, unsigned flags) {
 }
 
 void Accesses::note_host_use(const char* name) const {
-  if (anvilSanitizerEnabled() != 0 && size() > 0) submit(name, *this, [] {});
+  if (anvilSanitizerEnabled() == 0 || anvilStreamIsCapturing(stream_) != 0) return;
+  if (size() > 0) submit(name, *this, [] {});
 }
 
 // Autocast and autograd have had their turn when an op arrives here, and the default dtype is the

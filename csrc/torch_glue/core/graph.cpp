@@ -153,9 +153,10 @@ void register_graphs() {
   auto* registry = at::GraphImplRegistry();
   const std::string key = c10::DeviceTypeName(kAnvil, /*lower_case=*/false);
   if (registry->Has(key)) return;
-  registry->Register(key, [](at::GraphImplArgs args) -> std::unique_ptr<at::GraphImplInterface> {
-    return std::make_unique<Graph>(args);
-  });
+  registry->Register(key,
+                     [](at::GraphImplArgs /*args*/) -> std::unique_ptr<at::GraphImplInterface> {
+                       return std::make_unique<Graph>();
+                     });
 }
 
 }  // namespace anvil

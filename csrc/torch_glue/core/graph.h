@@ -17,7 +17,7 @@ class MemoryPool;
 
 class Graph final : public at::GraphImplInterface {
  public:
-  explicit Graph(const at::GraphImplArgs& args = {}) : keep_graph_(args.keep_graph) {}
+  Graph() = default;
   ~Graph() override;
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
@@ -54,7 +54,6 @@ class Graph final : public at::GraphImplInterface {
  private:
   anvilGraph_t captured() const;
 
-  const bool keep_graph_;
   c10::DeviceIndex device_ = -1;
   anvilStream_t stream_ = nullptr;  // while capturing
   anvilGraph_t graph_ = nullptr;

@@ -47,8 +47,7 @@ void synchronize_event(anvilEvent_t event) {
   wait_and_check([event] { return anvilEventSynchronize(event); });
 }
 
-void wait_for_host_use(c10::DeviceIndex device, const char* purpose) {
-  anvilStream_t stream = current_stream_handle(device);
+void refuse_while_capturing(anvilStream_t stream, const char* purpose) {
   if (C10_UNLIKELY(anvilStreamIsCapturing(stream) != 0)) {
     const std::string reason =
         std::string(purpose) +
@@ -56,6 +55,11 @@ void wait_for_host_use(c10::DeviceIndex device, const char* purpose) {
         "the captured region, or keep its inputs and results on the device.";
     check(anvilStreamFailCapture(stream, reason.c_str()));
   }
+}
+
+void wait_for_host_use(c10::DeviceIndex device, const char* purpose) {
+  anvilStream_t stream = current_stream_handle(device);
+  refuse_while_capturing(stream, purpose);
   synchronize(stream);
 }
 

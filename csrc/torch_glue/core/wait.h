@@ -22,8 +22,11 @@ void synchronize(anvilStream_t stream);
 void synchronize_device(c10::DeviceIndex device);
 void synchronize_event(anvilEvent_t event);
 
+// Fails the capture, and raises, where the stream is being captured: there are no values then.
+// `purpose` completes "... needs values on the host".
+void refuse_while_capturing(anvilStream_t stream, const char* purpose);
+
 // Before the host uses memory that commands of the calling thread's current stream may still use.
-// `purpose` completes "... needs its value on the host", for the error while a graph is captured.
 void wait_for_host_use(c10::DeviceIndex device, const char* purpose);
 
 }  // namespace anvil
