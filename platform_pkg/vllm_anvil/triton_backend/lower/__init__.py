@@ -1,2 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels on the device."""
+"""From TTIR to LLVM IR, one module per family of operations."""
+
+from vllm_anvil.triton_backend.lower import (  # noqa: F401  (they register their rules)
+    atomics,
+    calls,
+    control,
+    diagnostics,
+    dot,
+    histogram,
+    memory,
+    program,
+    reduction,
+    scan,
+    shape,
+)
+from vllm_anvil.triton_backend.lower.kernel import KernelArgument, LoweredKernel, lower_kernel
+
+__all__ = ["KernelArgument", "LoweredKernel", "lower_kernel"]

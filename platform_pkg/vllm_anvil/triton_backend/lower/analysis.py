@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a function before any of it is lowered: order, uses, effects, roots of pointers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from vllm_anvil.triton_backend.ttir.model import (
+    Block,
+    Function,
+    Operation,
+    PointerType,
+    Region,
+    TensorType,
+    Value,
+    element_of,
+)
+
+# Operations that write memory, or must keep their place among those that do.
+WRITES = frozenset(
+    {"tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.call", "gpu.barrier", "ttg.barrier"}
+)
+
+# Operations whose result is a view of an operand's pointers.
+_SAME_ROOT = frozenset(
+    {
+        "tt.addptr",
+        "tt.splat",
+        "tt.broadcast",
+        "tt.expand_dims",
+        "tt.reshape",
+        "tt.trans",
+        "tt.bitcast",
+        "tt.unsplat",
+    }
+)
+
+
+class FunctionAnalysis:
+    """Positions, users and effects of a function's operations."""
+
+    def __init__(self, function: Function):
+        self.function = function
+        # Where an operation begins, counted in textual order, and where what it contains ends.
+        self.begin: dict[Operation, int] = {}
+        self.end: dict[Operation, int] = {}
+        self.users: dict[Value, list[Operation]] = defaultdict(list)
+        # How many loops surround an operation, or what defines a value.
+        self.depth: dict[Operation, int] = {}
+        # By a loop's terminator and a value it yields: the argument that becomes the value.
+        self.carried_arguments: dict[tuple[Operation, Value], Value] = {}
+        self._last_use: dict[Value, int] = {}
+        self._writes: dict[Operation, bool] = {}
+        self._argument_sources: dict[Value, list[Value]] = defaultdict(list)
+        self._count = 0
+        self._visit_region(function.body, 0)
+        for value, users in self.users.items():
+            self._last_use[value] = max(self.begin[user] for user in users)
+
+    def _visit_region(self, region: Region, depth: int) -> None:
+        for block in region.blocks:
+            for operation in block.operations:
+                self._visit(operation, depth)
+
+    def _visit(self, operation: Operation, depth: int) -> None:
+        self._count += 1
+        self.begin[operation] = self._count
+        self.depth[operation] = depth
+        for value in operation.operands:
+            self.users[value].append(operation)
+        for block, passed in operation.successors:
+            for value, argument in zip(passed, block.arguments, strict=True):
+                self.users[value].append(operation)
+                self._argument_sources[argument].append(value)
+        is_loop = operation.name in ("scf.for", "scf.while")
+        if operation.name == "scf.for":
+            carried = operation.regions[0].block.arguments[1:]
+            for argument, value in zip(carried, operation.operands[3:], strict=True):
+                self._argument_sources[argument].append(value)
+            end = terminator(operation.regions[0].block)
+            for argument, value in zip(carried, end.operands, strict=True):
+                self.carried_arguments[end, value] = argument
+        elif operation.name == "scf.while":
+            before = operation.regions[0].block.arguments
+            for argument, value in zip(before, operation.operands, strict=True):
+                self._argument_sources[argument].append(value)
+        for region in operation.regions:
+            self._visit_region(region, depth + is_loop)
+        self._writes[operation] = operation.name in WRITES or any(
+            self._writes[inner]
+            for region in operation.regions
+            for block in region.blocks
+            for inner in block.operations
+        )
+        self.end[operation] = self._count
+
+    def writes(self, operation: Operation) -> bool:
+        """Whether it, or what it contains, may write memory."""
+        return self._writes[operation]
+
+    def region_writes(self, region: Region) -> bool:
+        return any(self._writes[inner] for block in region.blocks for inner in block.operations)
+
+    def used_after(self, value: Value, operation: Operation) -> bool:
+        """Whether an operation after this one (and after what it contains) uses the value."""
+        return self._last_use.get(value, 0) > self.end[operation]
+
+    def used_from(self, value: Value, operation: Operation) -> bool:
+        """The same, uses inside the operation included."""
+        return self._last_use.get(value, 0) > self.begin[operation]
+
+    def root(self, pointer: Value) -> Value | None:
+        """The function's argument that a pointer is derived from; None where that isn't clear."""
+        return self._root(pointer, set())
+
+    def _root(self, pointer: Value, visited: set[Value]) -> Value | None:
+        while True:
+            if pointer in visited:
+                return None
+            visited.add(pointer)
+            operation = pointer.operation
+            if operation is None:
+                break
+            if operation.name == "scf.for":
+                # A loop's results come from what it starts with, moved on.
+                return self._root(operation.operands[3 + operation.results.index(pointer)], visited)
+            if operation.name not in _SAME_ROOT:
+                return None
+            pointer = operation.operands[0]
+        if pointer in self.function.arguments:
+            return pointer
+        roots = {self._root(source, visited) for source in self._argument_sources[pointer]}
+        return roots.pop() if len(roots) == 1 else None
+
+
+def walk(region: Region) -> Iterator[Operation]:
+    """Every operation of a region, with those inside others."""
+    for block in region.blocks:
+        for operation in block.operations:
+            yield operation
+            for inner in operation.regions:
+                yield from walk(inner)
+
+
+def argument_accesses(analysis: FunctionAnalysis) -> list[tuple[bool, bool]]:
+    """Per argument of the function: whether memory behind it is read, and written."""
+    reads: set[Value | None] = set()
+    writes: set[Value | None] = set()
+    for operation in walk(analysis.function.body):
+        if operation.name == "tt.load":
+            reads.add(analysis.root(operation.operands[0]))
+        elif operation.name == "tt.store":
+            writes.add(analysis.root(operation.operands[0]))
+        elif operation.name in ("tt.atomic_rmw", "tt.atomic_cas"):
+            root = analysis.root(operation.operands[0])
+            reads.add(root)
+            writes.add(root)
+        elif operation.name == "tt.call":
+            pointers = [v for v in operation.operands if isinstance(element_of(v.type), PointerType)]
+            roots = {analysis.root(pointer) for pointer in pointers}
+            reads |= roots
+            writes |= roots
+    return [(argument in reads, argument in writes) for argument in analysis.function.arguments]
+
+
+def is_tile(value: Value) -> bool:
+    return isinstance(value.type, TensorType)
+
+
+def terminator(block: Block) -> Operation:
+    return block.operations[-1]
