@@ -124,6 +124,7 @@ PYBIND11_MODULE(_C, m) {
   def(m, "pop_memory_tag", [] { anvil::check(anvilMemPopTag()); });
   anvil::bindings::add_graphs(m);
   anvil::bindings::add_sanitizer(m);
+  anvil::bindings::add_triton(m);
   def(m, "host_alias", &host_alias);
   def(m, "active_isa", &active_isa);
   def(m, "supported_isas", &supported_isas);
