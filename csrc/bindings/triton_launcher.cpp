@@ -274,35 +274,41 @@ Kind kind_of(std::string_view type) {
   throw PythonError();
 }
 
-// None, a tuple of parameters, or (name, type, reads, writes).
-Parameter parameter_of(PyObject* object, const std::string& name) {
+std::vector<Parameter> parameters_of(PyObject* tuple);
+
+// None, (name, parameters) for a tuple, or (name, type, reads, writes).
+Parameter parameter_of(PyObject* object) {
   Parameter parameter;
   if (object == Py_None) return parameter;
-  const char* own_name = nullptr;
+  const char* name = nullptr;
   const char* type = nullptr;
+  PyObject* fields = nullptr;
   int reads = 0, writes = 0;
-  if (PyTuple_Check(object) && PyTuple_GET_SIZE(object) == 4 &&
-      PyUnicode_Check(PyTuple_GET_ITEM(object, 0))) {
-    if (PyArg_ParseTuple(object, "sspp", &own_name, &type, &reads, &writes) == 0)
-      throw PythonError();
-    parameter.kind = kind_of(type);
-    parameter.name = own_name;
-    parameter.access =
-        (reads != 0 ? ANVIL_ACCESS_READ : 0) | (writes != 0 ? ANVIL_ACCESS_WRITE : 0);
-    if (parameter.kind == Kind::kInt) parameter.bits = std::stoi(type + 1);
-    return parameter;
-  }
   if (!PyTuple_Check(object)) {
-    PyErr_SetString(PyExc_TypeError, "a parameter is None, a tuple of parameters or four values");
+    PyErr_SetString(PyExc_TypeError, "a parameter is None or a tuple");
     throw PythonError();
   }
-  parameter.kind = Kind::kTuple;
-  parameter.name = name;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) {
-    parameter.fields.push_back(
-        parameter_of(PyTuple_GET_ITEM(object, i), name + "." + std::to_string(i)));
+  if (PyTuple_GET_SIZE(object) == 2) {
+    if (PyArg_ParseTuple(object, "sO!", &name, &PyTuple_Type, &fields) == 0) throw PythonError();
+    parameter.kind = Kind::kTuple;
+    parameter.name = name;
+    parameter.fields = parameters_of(fields);
+    return parameter;
   }
+  if (PyArg_ParseTuple(object, "sspp", &name, &type, &reads, &writes) == 0) throw PythonError();
+  parameter.kind = kind_of(type);
+  parameter.name = name;
+  parameter.access = (reads != 0 ? ANVIL_ACCESS_READ : 0) | (writes != 0 ? ANVIL_ACCESS_WRITE : 0);
+  if (parameter.kind == Kind::kInt) parameter.bits = std::stoi(type + 1);
   return parameter;
+}
+
+std::vector<Parameter> parameters_of(PyObject* tuple) {
+  std::vector<Parameter> parameters;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
+    parameters.push_back(parameter_of(PyTuple_GET_ITEM(tuple, i)));
+  }
+  return parameters;
 }
 
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject* keywords) {
@@ -319,12 +325,12 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   kernel->name = name;
   kernel->scratch_bytes = static_cast<size_t>(scratch_bytes);
   try {
-    Parameter all = parameter_of(parameters, "argument");
+    auto own = std::make_unique<std::vector<Parameter>>(parameters_of(parameters));
     Reference object(type->tp_alloc(type, 0));
     if (object == nullptr) return nullptr;
     auto& self = *reinterpret_cast<Launcher*>(object.get());
     self.vectorcall = &call;
-    self.parameters = new std::vector<Parameter>(std::move(all.fields));
+    self.parameters = own.release();
     self.kernel = new std::shared_ptr<triton::Kernel>(std::move(kernel));
     return object.release();
   } catch (const PythonError&) {
@@ -355,8 +361,8 @@ PyType_Slot slots[] = {
     {Py_tp_doc, const_cast<char*>(
                     "TritonLauncher(name, scratch_bytes, parameters)\n\n"
                     "Launches one kernel, called as Triton calls launchers. `parameters` holds for "
-                    "each argument None (not passed on), a tuple of such, or (name, type, reads, "
-                    "writes).")},
+                    "each argument None (not passed on), (name, parameters) for a tuple, or (name, "
+                    "type, reads, writes).")},
     {0, nullptr},
 };
 
