@@ -5,14 +5,23 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
+import pytest
 from llvmlite import ir
 
-from vllm_anvil.triton_backend.emit.types import memory_type, to_memory, to_register
+from vllm_anvil.triton_backend.emit import HostCpu, host_cpu, object_code
+from vllm_anvil.triton_backend.emit.target import target_machine
+from vllm_anvil.triton_backend.emit.types import (
+    llvm_type,
+    memory_type,
+    splat,
+    to_memory,
+    to_register,
+)
 from vllm_anvil.triton_backend.lower.elementwise import emit_all
 from vllm_anvil.triton_backend.ttir.model import (
     ElementType,
@@ -23,7 +32,9 @@ from vllm_anvil.triton_backend.ttir.model import (
     Value,
 )
 
-BASELINE = "x86-64-v3"
+BASELINE = HostCpu("x86-64-v3", "")
+# None is the processor that the tests run on.
+CPUS = [pytest.param(None, id="host"), pytest.param(BASELINE, id="baseline")]
 # How arrays hold the elements; formats that NumPy lacks as their bits.
 STORAGE = {
     "i1": np.uint8,
@@ -92,6 +103,10 @@ def _module(op: Operation, lanes: int | None) -> ir.Module:
     operands = []
     for position in range(len(op.operands)):
         stored = memory_type(types[position], lanes)
+        if op.operands[position].operation is not None:
+            number = op.operands[position].operation.attributes["value"]
+            operands.append(splat(llvm_type(types[position], lanes), number))
+            continue
         loaded = builder.load(place(position), typ=stored, align=types[position].bytes)
         operands.append(to_register(builder, loaded, types[position]))
     for position, result in enumerate(emit_all(builder, op, operands), len(op.operands)):
@@ -106,32 +121,8 @@ def _module(op: Operation, lanes: int | None) -> ir.Module:
 
 
 @functools.cache
-def _target_machine(cpu: str) -> Any:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    features = ""
-    if cpu == "host":
-        cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-    target = llvm.Target.from_triple(llvm.get_process_triple())
-    return target.create_target_machine(cpu=cpu, features=features, opt=2, reloc="pic")
-
-
-def object_code(module: ir.Module, cpu: str) -> bytes:
-    """As kernels are compiled: optimised, without LLVM's vectorisers."""
-    machine = _target_machine(cpu)
-    parsed = llvm.parse_assembly(str(module))
-    parsed.verify()
-    options = llvm.create_pipeline_tuning_options(speed_level=2)
-    options.loop_vectorization = False
-    options.slp_vectorization = False
-    builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(parsed, builder)
-    return machine.emit_object(parsed)
-
-
-@functools.cache
 def _linker() -> Any:
-    return llvm.create_lljit_compiler(_target_machine("host"))
+    return llvm.create_lljit_compiler(target_machine(host_cpu()))
 
 
 _serial = iter(range(1 << 30))
@@ -143,15 +134,19 @@ def compile_operation(
     results: Sequence[str],
     *,
     lanes: int | None = 16,
-    cpu: str = "host",
+    cpu: HostCpu | None = None,
+    constants: Mapping[int, int] | None = None,
     **attributes: Any,
 ) -> Callable[..., Any]:
     """The operation as a function of arrays of one length, whose multiple of `lanes` is computed.
 
-    Linking fails where the code refers to a symbol but those that LLVM may always use.
+    Operands named in `constants` are known to be that number in every lane; their arrays are not
+    read. Linking fails where the code refers to a symbol but those that LLVM may always use.
     """
     op = operation(name, operands, results, lanes, **attributes)
-    library = llvm.JITLibraryBuilder().add_object_img(object_code(_module(op, lanes), cpu))
+    for index, number in (constants or {}).items():
+        op.operands[index].operation = Operation("arith.constant", [], [], {"value": number})
+    library = llvm.JITLibraryBuilder().add_object_img(object_code(str(_module(op, lanes)), cpu))
     library.export_symbol("run")
     for allowed in ("memcpy", "memset", "memmove"):
         address = ctypes.cast(getattr(ctypes.CDLL(None), allowed), ctypes.c_void_p).value

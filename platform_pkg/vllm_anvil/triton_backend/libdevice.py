@@ -2,7 +2,7 @@
 """What `triton.language.extra.libdevice` is on the device: Triton's names, our symbols.
 
 Functions take and give the types of CUDA's library. Missing are the gamma and Bessel functions, the
-inverses of the error function and arithmetic with a rounding other than to nearest.
+inverses of the error function, norms, and arithmetic with a rounding other than to nearest.
 `lower.elementwise.libdevice` emits the symbols.
 """
 
@@ -81,9 +81,7 @@ _BINARY = [
     "hypot",
     "mul_rn",
     "nextafter",
-    "pow",
     "remainder",
-    "rhypot",
     "sub_rn",
 ]
 _OF_FLOAT32 = [
@@ -98,6 +96,7 @@ _OF_FLOAT32 = [
     "rsqrt_rn",
     "saturatef",
 ]
+# With the type of the argument; results have none without a sign.
 _INTEGERS = {"int": "int32", "uint": "uint32", "ll": "int64", "ull": "uint64"}
 _KINDS = {"float": "fp32", "double": "fp64"}
 
@@ -108,7 +107,7 @@ def _conversions() -> dict[str, _Overloads]:
         for integer, integer_type in _INTEGERS.items():
             for rounding in ("rn", "rz", "rd", "ru"):
                 name = f"{kind}2{integer}_{rounding}"
-                overloads[name] = _to(name, integer_type, (float_type,))
+                overloads[name] = _to(name, integer_type.removeprefix("u"), (float_type,))
             name = f"{integer}2{kind}_rn"
             overloads[name] = _to(name, float_type, (integer_type,))
     return overloads
@@ -120,7 +119,8 @@ _SIGNATURES: dict[str, _Overloads] = {
     **{name: _of_floats(name, 3) for name in ("fma", "fma_rn")},
     **{name: _of_floats(name, 1, ("fp32",)) for name in _OF_FLOAT32},
     **{name: _of_floats(name, 2, ("fp32",)) for name in ("fast_dividef", "fast_powf")},
-    **{name: _to(name, "int32") for name in ("ilogb", "isinf", "isnan", "signbit")},
+    **{name: _to(name, "int1") for name in ("isinf", "isnan")},
+    **{name: _to(name, "int32") for name in ("ilogb", "signbit")},
     **{name: _to(name, "int64") for name in ("llrint", "llround")},
     **{name: _to(name, "int32", ("int32", "int64")) for name in ("clz", "ffs", "popc")},
     **{
@@ -132,15 +132,19 @@ _SIGNATURES: dict[str, _Overloads] = {
     "double2float_rn": _to("double2float_rn", "fp32", ("fp64",)),
     "double2float_rz": _to("double2float_rz", "fp32", ("fp64",)),
     "double_as_longlong": _to("double_as_longlong", "int64", ("fp64",)),
-    "finitef": _to("finitef", "int32", ("fp32",)),
+    "finitef": _to("finitef", "int1", ("fp32",)),
     "float_as_int": _to("float_as_int", "int32", ("fp32",)),
-    "float_as_uint": _to("float_as_uint", "uint32", ("fp32",)),
+    "float_as_uint": _to("float_as_uint", "int32", ("fp32",)),
     "int_as_float": _to("int_as_float", "fp32", ("int32",)),
-    "isfinited": _to("isfinited", "int32", ("fp64",)),
+    "isfinited": _to("isfinited", "int1", ("fp64",)),
     "longlong_as_double": _to("longlong_as_double", "fp64", ("int64",)),
     "mulhi": {
         **_of_floats("mulhi", 2, ("int32", "int64")),
         **_of_floats("umulhi", 2, ("uint32", "uint64")),
+    },
+    "pow": {
+        **_of_floats("pow", 2),
+        **{(type_, "int32"): ("powi", type_) for type_ in _FLOATS},
     },
     "uint_as_float": _to("uint_as_float", "fp32", ("uint32",)),
 }

@@ -15,6 +15,8 @@ from llvmlite import ir
 
 from vllm_anvil.triton_backend.emit.types import lanes_of, scalar_of, splat, with_scalar
 
+_FLOAT_BITS = {ir.HalfType: 16, ir.FloatType: 32, ir.DoubleType: 64}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lanes:
@@ -37,11 +39,11 @@ class Lanes:
         scalar = scalar_of(self.type)
         if isinstance(scalar, ir.IntType):
             return scalar.width
-        return {ir.HalfType: 16, ir.FloatType: 32, ir.DoubleType: 64}[type(scalar)]
+        return _FLOAT_BITS[type(scalar)]
 
     @property
     def is_float(self) -> bool:
-        return not isinstance(scalar_of(self.type), ir.IntType)
+        return type(scalar_of(self.type)) in _FLOAT_BITS
 
     def constant(self, number: float) -> Lanes:
         return Lanes(self.builder, splat(self.type, number))
@@ -178,15 +180,16 @@ class Lanes:
         return with_scalar(self.type, ir.IntType(bits))
 
     def floats(self, bits: int) -> ir.Type:
-        scalar = {16: ir.HalfType, 32: ir.FloatType, 64: ir.DoubleType}[bits]()
-        return with_scalar(self.type, scalar)
+        """The float type of that width with as many lanes."""
+        scalars = {width: scalar for scalar, width in _FLOAT_BITS.items()}
+        return with_scalar(self.type, scalars[bits]())
 
     def widened(self) -> Lanes:
-        """floats of 32 bits as floats of 64."""
+        """Floats of 32 bits as floats of 64."""
         return Lanes(self.builder, self.builder.fpext(self.value, self.floats(64)))
 
     def narrowed(self) -> Lanes:
-        """floats of 64 bits rounded to nearest floats of 32."""
+        """Floats of 64 bits rounded to the nearest of 32."""
         return Lanes(self.builder, self.builder.fptrunc(self.value, self.floats(32)))
 
     def cast(self, operation: str, type_: ir.Type) -> Lanes:
@@ -208,15 +211,14 @@ def call_intrinsic(
     name: str,
     operands: Sequence[ir.Value],
     result: ir.Type | None = None,
-    overloads: Sequence[ir.Type] | None = None,
 ) -> ir.Value:
-    """`llvm.<name>` of `operands`; its result and overload default to the type of the first."""
+    """`llvm.<name>` for the type of the first operand, which by default is the result's too."""
     first = operands[0].type
     kind = ir.FunctionType(
         first if result is None else result, [operand.type for operand in operands]
     )
-    suffix = ".".join(_mangled(type_) for type_ in overloads or [first])
-    return builder.call(_declared(builder.module, f"llvm.{name}.{suffix}", kind), operands)
+    function = _declared(builder.module, f"llvm.{name}.{_mangled(first)}", kind)
+    return builder.call(function, operands)
 
 
 def _mangled(type_: ir.Type) -> str:

@@ -141,7 +141,7 @@ def tanh(x: Lanes) -> Lanes:
     doubled = bounded + bounded
     n, biased = _rounded(doubled, _LOG2_E[x.bits])
     far = 1.0 - 2.0 / _exp_near_zero(_reduced(doubled, n)).fma(_power(x, biased), 1.0)
-    return (size < 0.55).choose(near_zero, far.with_sign_of(x))
+    return (size < 0.55).choose(near_zero, far).with_sign_of(x)
 
 
 def sinh(x: Lanes) -> Lanes:

@@ -126,7 +126,7 @@ def hypotenuse(x: Lanes, y: Lanes) -> Lanes:
         result = wide_a.fma(wide_a, wide_b * wide_b).square_root().narrowed()
     else:
         longer, shorter = (a < b).choose(b, a), (a < b).choose(a, b)
-        ratio = longer.equals(0.0).choose(0.0, shorter / longer)
+        ratio = longer.equals(0.0).choose(shorter, shorter / longer)
         result = longer * ratio.fma(ratio, 1.0).square_root()
     infinite = a.equals(INFINITY) | b.equals(INFINITY)
     return infinite.choose(INFINITY, result)

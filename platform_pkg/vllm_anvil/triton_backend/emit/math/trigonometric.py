@@ -87,10 +87,10 @@ def _tan(x: Lanes) -> Lanes:
 def _sine_of_pi(x: Lanes, quarters: int) -> Lanes:
     finite = x.absolute() < INFINITY
     x = finite.choose(x, 0.0)
+    # Exactly: x within [-1, 1] by whole turns, then the quarters and what is left.
+    x = (x * 0.5).call("rint").fma(-2.0, x)
     n = (x + x).call("rint")
     r = n.fma(-0.5, x)
-    # The integer's two lowest bits, for floats beyond any integer type too.
-    n = (n * 0.25).call("rint").fma(-4.0, n)
     q = n.cast("fptosi", n.integers(32))
     q = q if x.bits == 32 else q.cast("sext", n.integers(64))
     if x.bits == 32:

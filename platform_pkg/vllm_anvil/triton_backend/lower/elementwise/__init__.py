@@ -53,7 +53,13 @@ def emit_all(
     builder: ir.IRBuilder, operation: Operation, operands: Sequence[ir.Value]
 ) -> list[ir.Value]:
     """The results of an operation, in order. As `emit`."""
-    results = _handler(operation).emit(Call(builder, operation, operands))
+    handler = _handler(operation)
+    try:
+        results = handler.emit(Call(builder, operation, operands))
+    except UnsupportedKernel as error:
+        if error.operation:
+            raise
+        raise UnsupportedKernel(error.reason, operation.name, operation.location) from None
     return [result.value for result in (results if isinstance(results, tuple) else (results,))]
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 from llvmlite import ir
 
 from vllm_anvil.triton_backend.emit import floats
+from vllm_anvil.triton_backend.emit.math.formats import clamped, format_of
 from vllm_anvil.triton_backend.emit.types import scalar_of
-from vllm_anvil.triton_backend.emit.vectors import Lanes, call_intrinsic
+from vllm_anvil.triton_backend.emit.vectors import Lanes
 from vllm_anvil.triton_backend.lower.elementwise.call import Call, Emitter, Handler
 from vllm_anvil.triton_backend.ttir.model import (
     ElementType,
@@ -75,11 +76,21 @@ def _to_integer(signed: bool) -> Emitter:
 
 
 def integer_of_float(x: Lanes, bits: int, signed: bool) -> Lanes:
-    """float32 or float64 as an integer, saturating; as a boolean, whether that is not 0."""
-    target = x.integers(max(bits, 8))
-    name = "fptosi.sat" if signed else "fptoui.sat"
-    value = call_intrinsic(x.builder, name, [x.value], target, [target, x.type])
-    result = Lanes(x.builder, value)
+    """float32 or float64 as an integer, saturating; as a boolean, whether that is not 0.
+
+    By hand: LLVM takes its own saturating conversion of vectors apart into scalars.
+    """
+    width = max(bits, 8)
+    digits = width - signed
+    precision = format_of(x).mantissa_bits + 1
+    # The greatest float that the integer holds, which is less than its own greatest number where
+    # the float has fewer digits.
+    greatest = float((1 << digits) - (1 << max(0, digits - precision)))
+    least = -(2.0**digits) if signed else 0.0
+    bounded = clamped(x.is_nan().choose(0.0, x), least, greatest)
+    result = bounded.cast("fptosi" if signed else "fptoui", x.integers(width))
+    if digits > precision:
+        result = (x > greatest).choose((1 << digits) - 1, result)
     return result.differs(0) if bits == 1 else result
 
 

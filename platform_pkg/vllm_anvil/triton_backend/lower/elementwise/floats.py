@@ -77,7 +77,7 @@ HANDLERS = {
     "arith.subf": Handler(computed(lambda x, y: x - y), 1),
     "arith.mulf": Handler(computed(lambda x, y: x * y), 1),
     "arith.divf": Handler(computed(lambda x, y: x / y), 4),
-    "arith.remf": Handler(computed(math.truncated_remainder), 20),
+    "arith.remf": Handler(computed(math.truncated_remainder), 60),
     "arith.negf": Handler(_negated, 0),
     # NaN where an operand is; -0 is below +0.
     "arith.minimumf": Handler(_intrinsic("minimum"), 2),

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from vllm_anvil.triton_backend.emit.types import lanes_of
 from vllm_anvil.triton_backend.emit.vectors import Lanes
 from vllm_anvil.triton_backend.lower.elementwise.call import Call, Emitter, Handler, constant_lanes
+from vllm_anvil.triton_backend.ttir.model import Operation, ScalarType, element_of
 
 
 def _plain(name: str) -> Emitter:
@@ -163,6 +164,12 @@ def _difference_and_borrow(call: Call) -> tuple[Lanes, ...]:
     return x - y, _unsigned_below(x, y)
 
 
+def _division_cost(operation: Operation) -> int:
+    """64 bits are divided one lane after the other."""
+    element = element_of(operation.results[0].type)
+    return 8 if isinstance(element, ScalarType) and element.bits < 64 else 40
+
+
 HANDLERS = {
     "arith.addi": Handler(_plain("add"), 0),
     "arith.subi": Handler(_plain("sub"), 0),
@@ -173,13 +180,13 @@ HANDLERS = {
     "arith.shli": Handler(_shift("shl"), 0),
     "arith.shrui": Handler(_shift("lshr"), 0),
     "arith.shrsi": Handler(_shift("ashr", fills_with_sign=True), 0),
-    "arith.divsi": Handler(_division(True, _truncated), 6),
-    "arith.divui": Handler(_division(False, _truncated), 6),
-    "arith.remsi": Handler(_division(True, _remainder), 6),
-    "arith.remui": Handler(_division(False, _remainder), 6),
-    "arith.floordivsi": Handler(_division(True, _floor), 8),
-    "arith.ceildivsi": Handler(_division(True, _ceiling), 8),
-    "arith.ceildivui": Handler(_division(False, _unsigned_ceiling), 8),
+    "arith.divsi": Handler(_division(True, _truncated), _division_cost),
+    "arith.divui": Handler(_division(False, _truncated), _division_cost),
+    "arith.remsi": Handler(_division(True, _remainder), _division_cost),
+    "arith.remui": Handler(_division(False, _remainder), _division_cost),
+    "arith.floordivsi": Handler(_division(True, _floor), _division_cost),
+    "arith.ceildivsi": Handler(_division(True, _ceiling), _division_cost),
+    "arith.ceildivui": Handler(_division(False, _unsigned_ceiling), _division_cost),
     "arith.minsi": Handler(_extreme("smin", "or_"), 1),
     "arith.maxsi": Handler(_extreme("smax", "and_"), 1),
     "arith.minui": Handler(_extreme("umin", "and_"), 1),

@@ -29,10 +29,6 @@ _ROUNDINGS = {"rn": "roundeven", "rz": "trunc", "rd": "floor", "ru": "ceil"}
 _E4B15 = ScalarType("f8E4M3B15")
 
 
-def _reciprocal(function: Callable[..., Lanes]) -> Callable[..., Lanes]:
-    return lambda *arguments: 1.0 / function(*arguments)
-
-
 def _positive_difference(x: Lanes, y: Lanes) -> Lanes:
     return (x <= y).choose(0.0, x - y)
 
@@ -66,7 +62,7 @@ _FLOATS: dict[str, tuple[Callable[..., Lanes], int]] = {
     "fdim": (_positive_difference, 2),
     "floor": (lambda x: x.call("floor"), 1),
     "fma": (Lanes.fma, 1),
-    "fmod": (math.truncated_remainder, 40),
+    "fmod": (math.truncated_remainder, 60),
     "hypot": (math.hypotenuse, 20),
     "ldexp": (math.scaled_by_power, 20),
     "log": (math.log, 28),
@@ -77,9 +73,9 @@ _FLOATS: dict[str, tuple[Callable[..., Lanes], int]] = {
     "nextafter": (math.next_after, 10),
     "normcdf": (math.normal_distribution, 120),
     "pow": (math.power, 150),
-    "rcbrt": (_reciprocal(math.cube_root), 140),
-    "remainder": (math.nearest_remainder, 50),
-    "rhypot": (_reciprocal(math.hypotenuse), 30),
+    "powi": (math.integer_power, 150),
+    "rcbrt": (lambda x: 1.0 / math.cube_root(x), 140),
+    "remainder": (math.nearest_remainder, 70),
     "rint": (lambda x: x.call("roundeven"), 1),
     "round": (math.round_half_away, 3),
     "rsqrt": (math.reciprocal_square_root, 8),
@@ -118,11 +114,11 @@ _FAST = {
 
 
 def _predicate(test: Callable[[Lanes], Lanes]) -> Emitter:
-    """0 or 1 as an integer of the result's width."""
+    """A boolean, or for CUDA's symbols 0 or 1."""
 
     def emit(call: Call) -> Lanes:
         (x,) = call.computed_operands()
-        return test(x).cast("zext", call.result_type)
+        return resized(test(x), scalar_of(call.result_type).width, signed=False)
 
     return emit
 
@@ -257,6 +253,7 @@ _CUDA = {
     "fsqrt_rn": "sqrt_rn",
     "frsqrt_rn": "rsqrt_rn",
     "fmaf_rn": "fma_rn",
+    "fast_fdividef": "fast_dividef",
     "isnand": "isnan",
     "isinfd": "isinf",
     "signbitd": "signbit",
