@@ -126,6 +126,7 @@ PYBIND11_MODULE(_C, m) {
   anvil::bindings::add_sanitizer(m);
   anvil::bindings::add_triton(m);
   def(m, "host_alias", &host_alias);
+  def(m, "device_alias", &anvil::device_alias);
   def(m, "active_isa", &active_isa);
   def(m, "supported_isas", &supported_isas);
 }

@@ -3,6 +3,7 @@
 
 #include <ATen/ops/clone_ops.h>
 
+#include "anvil/runtime.h"
 #include "core/storage.h"
 #include "core/wait.h"
 
@@ -44,6 +45,27 @@ at::Tensor host_tensor(const at::Tensor& tensor) {
       std::move(owning), c10::DispatchKeySet(c10::DispatchKey::CPU), inner.dtype());
   result.unsafeGetTensorImpl()->set_sizes_and_strides(inner.sizes(), inner.strides(),
                                                       inner.storage_offset());
+  return result;
+}
+
+at::Tensor device_alias(const at::Tensor& tensor, c10::DeviceIndex device) {
+  TORCH_CHECK(tensor.device().is_cpu() && tensor.layout() == c10::kStrided,
+              "device_alias takes a dense tensor on the CPU; got one on ", tensor.device());
+  const c10::StorageImpl* host = tensor.storage().unsafeGetStorageImpl();
+  TORCH_CHECK(tensor.numel() == 0 || anvilHostIsPinned(host->data()) != 0,
+              "device_alias takes a tensor in pinned memory: make it with pin_memory=True, or call "
+              "its pin_memory().");
+  const c10::Device on(kAnvil, device);
+  c10::Storage shared(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(host->nbytes()),
+      at::DataPtr(
+          const_cast<void*>(host->data()), new c10::Storage(tensor.storage()),
+          [](void* context) { delete static_cast<c10::Storage*>(context); }, on),
+      /*allocator=*/nullptr, /*resizable=*/false));
+  at::Tensor result = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(shared), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), tensor.dtype());
+  result.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
+                                                      tensor.storage_offset());
   return result;
 }
 

@@ -149,3 +149,16 @@ def host_alias(tensor: torch.Tensor) -> torch.Tensor:
         NotImplementedError: its layout has no storage (sparse).
     """
     return _C.host_alias(tensor)
+
+
+def device_alias(tensor: torch.Tensor, device: torch.types.Device = None) -> torch.Tensor:
+    """A device tensor over the memory of a pinned CPU tensor: its sizes, strides, offset and dtype.
+
+    Nothing is copied: what the host writes, later commands read, and the other way round. It is for
+    the caller to see to it that neither side writes what the other is still using. Either keeps the
+    memory alive; it cannot be resized. Autograd does not follow the alias.
+
+    Raises:
+        RuntimeError: `tensor` is not on the CPU, or not in pinned memory.
+    """
+    return _C.device_alias(tensor, device_index(device))

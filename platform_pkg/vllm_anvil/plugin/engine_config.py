@@ -126,12 +126,6 @@ REFUSALS = (
         "the engine's state-space kernels are Triton's. Use a model of attention layers",
     ),
     Refusal(
-        "VLLM_USE_V2_MODEL_RUNNER=1",
-        lambda c: c.use_v2_model_runner,
-        "Model Runner V2 consists of Triton kernels, which do not run on the device in this "
-        "version. Unset it",
-    ),
-    Refusal(
         "VLLM_BATCH_INVARIANT=1",
         lambda c: vllm_envs.VLLM_BATCH_INVARIANT,
         "the engine's batch-invariant kernels are Triton's. Unset it",

@@ -1,20 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's model runner on the device.
+"""The engine's model runners on the device.
 
-This is Model Runner V1 in eager mode. What it takes from `torch.cuda` comes from the device
-through plugin/seams, and the one Triton kernel it launches has an override.
+V2 is what the engine chooses where Triton has a driver, as it has here; V1 is for
+`VLLM_USE_V2_MODEL_RUNNER=0` and for what V2 does not support. Both run eagerly. What they take from
+`torch.cuda` comes from the device through plugin/seams.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner as GPUModelRunnerV1
 
 from vllm_anvil.plugin import precision
 
 
-class AnvilModelRunner(GPUModelRunner):
+class AnvilModelRunner(GPUModelRunnerV2):
+    """Model Runner V2 on an anvil device."""
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        precision.widen(self.get_model())
+
+
+class AnvilModelRunnerV1(GPUModelRunnerV1):
     """Model Runner V1 on an anvil device."""
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:

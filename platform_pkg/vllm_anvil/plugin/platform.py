@@ -57,6 +57,7 @@ class AnvilPlatform(Platform):
         # not after a model was loaded.
         anvil.get_device_properties(0)
         anvil.active_isa()
+        _activate_triton()
         seams.apply(seams.EVERY_PROCESS)
         attention.register()
         _use_engine_settings()
@@ -260,5 +261,14 @@ def _use_engine_settings() -> None:
             method,
         )
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-    # Model Runner V2 consists of Triton kernels; it is refused in engine_config when asked for.
-    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+
+
+def _activate_triton() -> None:
+    """Makes the device known to Triton, in time for vLLM's check whether Triton is of use: the
+    check asks for the platform first. What follows from it is Model Runner V2."""
+    from vllm.platforms import vllm_version_matches_substr
+
+    from vllm_anvil import triton_backend
+
+    # Builds for the CPU look for a backend of that name, others for any but that.
+    triton_backend.activate("cpu" if vllm_version_matches_substr("cpu") else "anvil")

@@ -27,7 +27,7 @@ import vllm_anvil.device as anvil
 from vllm_anvil.plugin import custom_ops, seams
 
 if TYPE_CHECKING:
-    from vllm_anvil.plugin.model_runner import AnvilModelRunner
+    from vllm_anvil.plugin.model_runner import AnvilModelRunner, AnvilModelRunnerV1
 
 logger = init_logger("vllm.plugins.anvil.worker")
 
@@ -123,10 +123,11 @@ class AnvilWorker(Worker):
             os.sched_setaffinity(0, anvil.get_device_properties(index).cores)
         return device
 
-    def _make_model_runner(self) -> AnvilModelRunner:
-        from vllm_anvil.plugin.model_runner import AnvilModelRunner
+    def _make_model_runner(self) -> AnvilModelRunner | AnvilModelRunnerV1:
+        from vllm_anvil.plugin.model_runner import AnvilModelRunner, AnvilModelRunnerV1
 
-        return AnvilModelRunner(self.vllm_config, self.device)
+        runner = AnvilModelRunner if self.use_v2_model_runner else AnvilModelRunnerV1
+        return runner(self.vllm_config, self.device)
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[None]:
         """Memory allocated inside is accounted under `tag`: "weights", "kv_cache" and so on."""

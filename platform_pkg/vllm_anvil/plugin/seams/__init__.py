@@ -17,9 +17,9 @@ from importlib import import_module
 EVERY_PROCESS = ("engine_metadata",)
 CONFIGURATION = ("batch_defaults",)
 WORKER = (
-    "triton_flag",
     "torch_threads",
     "torch_cuda_names",
+    "pinned_views",
     "kernel_warmup",
     "grammar_bitmask",
     "unquantized_gemm",
