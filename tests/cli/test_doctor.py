@@ -45,7 +45,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "device_type": "anvil",
         "device_name": "anvil",
         "worker": "vllm_anvil.plugin.worker.AnvilWorker",
-        "model_runner": "Model Runner V1",
+        "model_runner": "vllm_anvil.plugin.model_runner.AnvilModelRunner (Model Runner V2)",
         "attention_backend": "anvil_attention.backend.AnvilAttentionBackend",
         "communicator": "anvil_communicator.communicator.AnvilCommunicator",
         "errors": {},

@@ -46,17 +46,19 @@ EngineRun = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def engine_run(tmp_path_factory: pytest.TempPathFactory) -> EngineRun:
-    """`run(engine, requests, python=sys.executable, **environment)` -> the engine's report."""
+    """`run(engine, requests, python=..., batches=..., **environment)` -> the engine's report."""
 
     def run(
         engine: dict[str, Any],
         requests: list[dict[str, Any]],
         python: str = sys.executable,
+        batches: list[list[int]] | None = None,
         **environment: str,
     ) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("engine")
         job, result = folder / "job.json", folder / "result.json"
-        job.write_text(json.dumps({"engine": engine, "requests": requests}))
+        batches = batches or [list(range(len(requests)))]
+        job.write_text(json.dumps({"engine": engine, "requests": requests, "batches": batches}))
         done = subprocess.run(
             [python, str(HERE / "engine_run.py"), str(job), str(result)],
             env={**os.environ, **environment},

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one engine in this process: `python engine_run.py JOB.json RESULT.json`.
 
-JOB: {"engine": arguments of vllm.LLM, "requests": [{"token_ids": [...], "params": {...}}, ...]}.
+JOB: {"engine": arguments of vllm.LLM, "requests": [{"token_ids": [...], "params": {...}}, ...],
+"batches": lists of numbers of requests that run together, by default one of all}.
 RESULT: {"platform", "device_type", "runner", "has_triton", "sanitizer_reports",
-"outputs": [{"token_ids", "prompt_logprobs"}, ...]}; the reports are this process's, so that they
-are the engine's where VLLM_ENABLE_V1_MULTIPROCESSING=0.
+"outputs": [{"token_ids", "prompt_logprobs", "completions"}, ...]} in the order of the batches; the
+reports are this process's, so that they are the engine's where VLLM_ENABLE_V1_MULTIPROCESSING=0.
 A process of its own keeps engines apart; the environment chooses the platform.
 """
 
@@ -16,29 +17,59 @@ from pathlib import Path
 from typing import Any
 
 
+def sampling_params(params: dict[str, Any]) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    structured = params.get("structured_outputs")
+    if structured is not None:
+        params = {**params, "structured_outputs": StructuredOutputsParams(**structured)}
+    for name in ("logit_bias",):  # JSON has strings for keys
+        if name in params:
+            params = {**params, name: {int(key): value for key, value in params[name].items()}}
+    return SamplingParams(**params)
+
+
+def described(output: Any) -> dict[str, Any]:
+    # Position 0 has no log-probability; at the others the prompt's own token is always present.
+    given = output.prompt_logprobs or []
+    return {
+        "token_ids": list(output.outputs[0].token_ids),
+        "prompt_logprobs": [
+            entry[token].logprob
+            for token, entry in zip(output.prompt_token_ids, given, strict=False)
+            if entry is not None
+        ],
+        "completions": [
+            {
+                "token_ids": list(one.token_ids),
+                "text": one.text,
+                "finish_reason": one.finish_reason,
+                "stop_reason": one.stop_reason,
+                "logprobs": [
+                    {token: (entry.logprob, entry.rank) for token, entry in entries.items()}
+                    for entries in one.logprobs or []
+                ],
+            }
+            for one in output.outputs
+        ],
+    }
+
+
 def main(job_path: str, result_path: str) -> None:
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
     from vllm.platforms import current_platform
     from vllm.triton_utils import HAS_TRITON
 
     job = json.loads(Path(job_path).read_text())
     llm = LLM(**job["engine"])
-    prompts: list[Any] = [{"prompt_token_ids": request["token_ids"]} for request in job["requests"]]
-    params = [SamplingParams(**request["params"]) for request in job["requests"]]
+    requests = job["requests"]
     outputs = []
-    for output in llm.generate(prompts, params, use_tqdm=False):
-        # Position 0 has no log-probability; at the others the prompt's own token is always present.
-        given = output.prompt_logprobs or []
-        outputs.append(
-            {
-                "token_ids": list(output.outputs[0].token_ids),
-                "prompt_logprobs": [
-                    entry[token].logprob
-                    for token, entry in zip(output.prompt_token_ids, given, strict=False)
-                    if entry is not None
-                ],
-            }
-        )
+    for batch in job.get("batches", [list(range(len(requests)))]):
+        chosen = [requests[number] for number in batch]
+        prompts: list[Any] = [{"prompt_token_ids": one["token_ids"]} for one in chosen]
+        params = [sampling_params(one["params"]) for one in chosen]
+        outputs += [described(one) for one in llm.generate(prompts, params, use_tqdm=False)]
     device = sys.modules.get("vllm_anvil.device")
     result = {
         "sanitizer_reports": device.sanitizer.reports() if device else [],

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,13 @@ TIE = 0.02  # a top-2 gap, in log-probability, that bfloat16 may decide either w
 MAX_DIVERGING = 2
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def run(
-    request: Any, smollm2: Path, engine_run: EngineRun, reference: Reference
-) -> tuple[str, dict]:
-    """Greedy generation for every prompt, then the reference's tokens teacher-forced."""
+RUNNERS = {"v1": "0", "v2": "1"}
+
+
+@pytest.fixture(scope="module")
+def runs(smollm2: Path, engine_run: EngineRun, reference: Reference) -> Callable[[str, str], dict]:
+    """`runs(dtype, runner)`: greedy generation for every prompt, then the reference's tokens
+    teacher-forced."""
     greedy = {"temperature": 0.0, "max_tokens": NEW_TOKENS, "min_tokens": NEW_TOKENS}
     forced = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 1}
     requests = [{"token_ids": prompt, "params": greedy} for prompt in reference.prompts]
@@ -28,13 +32,30 @@ def run(
         {"token_ids": prompt + tokens, "params": forced}
         for prompt, tokens in zip(reference.prompts, reference.tokens, strict=True)
     ]
-    engine = {
-        "model": str(smollm2),
-        "dtype": request.param,
-        "max_model_len": 1024,
-        "max_num_seqs": 32,
-    }
-    return request.param, engine_run(engine, requests)
+
+    @functools.cache
+    def run(dtype: str, runner: str) -> dict:
+        engine = {
+            "model": str(smollm2),
+            "dtype": dtype,
+            "max_model_len": 1024,
+            "max_num_seqs": 32,
+        }
+        return engine_run(engine, requests, VLLM_USE_V2_MODEL_RUNNER=RUNNERS[runner])
+
+    return run
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("float32", "v2"), ("bfloat16", "v2"), ("bfloat16", "v1")],
+    ids="-".join,
+)
+def run(request: Any, runs: Callable[[str, str], dict]) -> tuple[str, dict]:
+    dtype, runner = request.param
+    result = runs(dtype, runner)
+    assert result["runner"] == runner
+    return dtype, result
 
 
 def test_runs_on_the_device(run: tuple[str, dict]) -> None:
@@ -75,3 +96,17 @@ def test_teacher_forced_log_probabilities(run: tuple[str, dict], reference: Refe
     )
     assert distance.max() <= BFLOAT16_TOLERANCE
     assert distance.mean() < transformers_distance.mean() / 2
+
+
+def test_model_runners_agree(runs: Callable[[str, str], dict], reference: Reference) -> None:
+    """V2's tokens are V1's, but for proven ties, and so are the log-probabilities."""
+    old, new = (runs("bfloat16", runner)["outputs"] for runner in ("v1", "v2"))
+    for number in range(len(reference.prompts)):
+        a, b = old[number]["token_ids"], new[number]["token_ids"]
+        if a != b:
+            first = next(i for i in range(NEW_TOKENS) if a[i] != b[i])
+            same_so_far = a[:first] == reference.tokens[number][:first]
+            assert same_so_far and reference.gaps[number][first] < TIE, (number, first)
+    for one, other in zip(old, new, strict=True):
+        distance = torch.tensor(one["prompt_logprobs"]) - torch.tensor(other["prompt_logprobs"])
+        assert distance.numel() == 0 or distance.abs().max() < 1e-3

@@ -18,7 +18,7 @@ from vllm.platforms import interface
 from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import WorkerBase
 
-from vllm_anvil.plugin.model_runner import AnvilModelRunner
+from vllm_anvil.plugin.model_runner import AnvilModelRunner, AnvilModelRunnerV1
 from vllm_anvil.plugin.platform import AnvilPlatform
 from vllm_anvil.plugin.worker import AnvilWorker
 
@@ -296,11 +296,12 @@ def test_overrides_accept_every_parameter_of_the_original(ours: type, base: type
 RUNNER_OVERRIDES = {"load_model"}
 
 
-def test_the_runner_leaves_the_engines_steps_alone() -> None:
-    """What it overrides calls the engine's own; a step's loop is never ours."""
-    assert members(AnvilModelRunner) <= RUNNER_OVERRIDES
-    for name in members(AnvilModelRunner):
-        assert f"super().{name}(" in inspect.getsource(getattr(AnvilModelRunner, name))
+@pytest.mark.parametrize("runner", [AnvilModelRunner, AnvilModelRunnerV1])
+def test_runners_leave_the_engines_steps_alone(runner: type) -> None:
+    """What they override calls the engine's own; a step's loop is never ours."""
+    assert members(runner) <= RUNNER_OVERRIDES
+    for name in members(runner):
+        assert f"super().{name}(" in inspect.getsource(getattr(runner, name))
 
 
 if __name__ == "__main__":

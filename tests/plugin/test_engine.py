@@ -61,7 +61,7 @@ def test_who_runs(report: dict[str, Any]) -> None:
     assert report["weights"] == report["cache"] == ["anvil:0"]
     # The worker says so itself.
     assert "AnvilWorker on device=anvil:0" in report["log"]
-    assert "model runner AnvilModelRunner" in report["log"]
+    assert "model runner V2 (AnvilModelRunner)" in report["log"]
 
 
 def test_threads_of_fallback_ops(report: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ def test_defaults(configure: Any) -> None:
     assert config.compilation_config.cudagraph_mode == CUDAGraphMode.NONE
     assert config.scheduler_config.async_scheduling is False
     assert config.scheduler_config.disable_hybrid_kv_cache_manager is False
-    assert config.use_v2_model_runner is False
+    assert config.use_v2_model_runner is True
     assert config.device_config.device == torch.device("anvil")
     assert config.model_config.dtype == torch.bfloat16
     assert not config.kernel_config.enable_jit_warmup
@@ -126,13 +126,19 @@ def test_unquantised_caches_are_accepted(configure: Any, dtype: str) -> None:
     assert configure(kv_cache_dtype=dtype).cache_config.cache_dtype == dtype
 
 
-@pytest.mark.parametrize("name", ["VLLM_USE_V2_MODEL_RUNNER", "VLLM_BATCH_INVARIANT"])
-def test_variables_are_refused_by_name(
-    configure: Any, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_variables_are_refused_by_name(configure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "VLLM_BATCH_INVARIANT"
     monkeypatch.setenv(name, "1")
     with pytest.raises(ValueError, match=f"{name}=1 is not supported on the anvil platform"):
         configure()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_user_chooses_the_model_runner(
+    configure: Any, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", str(int(asked)))
+    assert configure().use_v2_model_runner is asked
 
 
 @pytest.mark.parametrize("refusal", engine_config.REFUSALS, ids=lambda r: r.option)

@@ -103,27 +103,34 @@ assert set(requests.values()) == {128}
     assert result.returncode == 0, result.stderr
 
 
-def test_triton_flag_is_needed(python: Any) -> None:
-    """A build of vLLM that is not for CPUs believes in Triton without any driver."""
+def test_pinned_views_is_needed(python: Any) -> None:
+    """Model Runner V2 keeps state in pinned memory that the device is to see."""
     result = python(
         """
-import vllm.platforms
+import pytest, torch
 from vllm.platforms import current_platform
-assert current_platform.device_type == "anvil"
-vllm.platforms.vllm_version_matches_substr = lambda text: False
-import vllm.triton_utils
-assert vllm.triton_utils.HAS_TRITON, "vLLM asks for a driver now"
-from triton.backends import backends
-assert not [b for b in backends.values() if b.driver.is_active()]
+from vllm.utils import torch_utils
+from vllm.utils.platform_utils import is_uva_available
+import vllm_anvil.device as anvil
 
-from vllm_anvil.plugin.seams import triton_flag
-triton_flag.apply()
-assert not vllm.triton_utils.HAS_TRITON
-assert not vllm.triton_utils.importing.HAS_TRITON
-from vllm.v1.sample.ops import topk_topp_sampler
-assert not topk_topp_sampler.HAS_TRITON
-""",
-        CUDA_VISIBLE_DEVICES="",
+assert current_platform.device_type == "anvil" and is_uva_available()
+pinned = torch.zeros(4, 6, dtype=torch.int32, pin_memory=True)
+with pytest.raises(ValueError, match="not supported"):
+    torch_utils.get_accelerator_view_from_cpu_tensor(pinned)
+
+from vllm.v1.worker.gpu import buffer_utils
+from vllm_anvil.plugin.seams import pinned_views
+pinned_views.apply()
+pinned_views.apply()
+buffer = buffer_utils.UvaBuffer((4, 6), torch.int32)
+view = buffer.uva(3)
+assert view.device.type == "anvil" and view.shape == (3, 6)
+buffer.np[1] = 7
+assert (view + 1).cpu().tolist() == [[1] * 6, [8] * 6, [1] * 6]
+view[2] = 9
+anvil.synchronize()
+assert buffer.np[2].tolist() == [9] * 6
+"""
     )
     assert result.returncode == 0, result.stderr
 

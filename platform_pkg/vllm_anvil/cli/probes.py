@@ -58,8 +58,8 @@ def _model_runner(platform: Any) -> str:
     version = "Model Runner V2" if config.use_v2_model_runner else "Model Runner V1"
     module, _, name = config.parallel_config.worker_cls.rpartition(".")
     worker = getattr(importlib.import_module(module), name)
-    runner = getattr(worker, "model_runner_cls", None)
-    return f"{runner} ({version})" if isinstance(runner, str) else version
+    path_of = getattr(worker, "model_runner_path", None)
+    return f"{path_of(config)} ({version})" if path_of is not None else version
 
 
 def _attention_backend(platform: Any) -> str:

@@ -18,6 +18,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.platforms import current_platform
 from vllm.platforms.interface import set_assigned_physical_gpu_ids
+from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.utils.mem_utils import MemorySnapshot, format_gib
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
@@ -27,6 +28,8 @@ import vllm_anvil.device as anvil
 from vllm_anvil.plugin import custom_ops, seams
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
     from vllm_anvil.plugin.model_runner import AnvilModelRunner, AnvilModelRunnerV1
 
 logger = init_logger("vllm.plugins.anvil.worker")
@@ -35,8 +38,11 @@ logger = init_logger("vllm.plugins.anvil.worker")
 class AnvilWorker(Worker):
     """A rank of the engine on one anvil device."""
 
-    # Named for whoever asks what a worker runs without starting one.
-    model_runner_cls = "vllm_anvil.plugin.model_runner.AnvilModelRunner"
+    @staticmethod
+    def model_runner_path(vllm_config: VllmConfig) -> str:
+        """Path of the class that runs the model, for whoever asks without starting a worker."""
+        name = "AnvilModelRunner" if vllm_config.use_v2_model_runner else "AnvilModelRunnerV1"
+        return f"vllm_anvil.plugin.model_runner.{name}"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         seams.apply(seams.WORKER)
@@ -78,12 +84,13 @@ class AnvilWorker(Worker):
         logger.debug("Memory of %s at start: %r", self.device, self.init_snapshot)
         self._init_workspace_and_model_runner()
         logger.info(
-            "%s on device=%s: %s, %s GiB of %s GiB to use, model runner %s",
+            "%s on device=%s: %s, %s GiB of %s GiB to use, model runner %s (%s)",
             type(self).__name__,
             self.device,
             current_platform.get_device_name(self.device.index),
             format_gib(self.requested_memory),
             format_gib(self.init_snapshot.total_memory),
+            "V2" if self.use_v2_model_runner else "V1",
             type(self.model_runner).__name__,
         )
 
@@ -124,9 +131,7 @@ class AnvilWorker(Worker):
         return device
 
     def _make_model_runner(self) -> AnvilModelRunner | AnvilModelRunnerV1:
-        from vllm_anvil.plugin.model_runner import AnvilModelRunner, AnvilModelRunnerV1
-
-        runner = AnvilModelRunner if self.use_v2_model_runner else AnvilModelRunnerV1
+        runner = resolve_obj_by_qualname(self.model_runner_path(self.vllm_config))
         return runner(self.vllm_config, self.device)
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[None]:
