@@ -64,7 +64,7 @@ def activate(name: str = "cpu") -> bool:
     backends = _backends()
     from triton.backends import Backend
 
-    from vllm_anvil.triton_backend import cache
+    from vllm_anvil.triton_backend import cache, triton_key
     from vllm_anvil.triton_backend.compiler import AnvilTritonBackend
     from vllm_anvil.triton_backend.driver import AnvilTritonDriver
 
@@ -74,6 +74,7 @@ def activate(name: str = "cpu") -> bool:
     if name not in backends:
         backends[name] = Backend(AnvilTritonBackend, AnvilTritonDriver)
     cache.install()
+    triton_key.install()
     return True
 
 
