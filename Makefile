@@ -18,7 +18,7 @@ CPP := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp')
 export PATH := $(abspath $(BIN)):$(PATH)
 export MAX_JOBS := $(JOBS)
 
-.PHONY: help demo dev build model test test-full test-cpp san bench lint type docs clean
+.PHONY: help demo dev build model test test-full test-cpp triton-starts san bench lint type docs clean
 
 help: ## Show this list
 	@echo "make TARGET, where TARGET is one of"
@@ -45,6 +45,9 @@ test-cpp: $(STAMPS)/dev ## Run the C++ tests
 	  set -o pipefail && ctest --test-dir build --output-on-failure \
 	    | grep -v -e '^ *Start ' -e ' Passed '; \
 	fi
+
+triton-starts: $(STAMPS)/dev ## Start 200 processes that load Triton kernels from the cache
+	ANVIL_PROCESS_STARTS=200 $(BIN)/python -m pytest --timeout 0 tests/triton/test_process_starts.py
 
 san: $(STAMPS)/package model ## Run the C++ tests and the engine under sanitizers (SANITIZERS="thread")
 	@tools/ensure_gtest.sh

@@ -56,7 +56,8 @@ class Code {
 // Plain functions of CPython: pybind11 would take longer than the launch itself.
 PyObject* launch_device(PyObject* /*module*/, PyObject* /*none*/) {
   HANDLE_TH_ERRORS
-  return PyLong_FromLong(current_device());
+  // A forked child has no device, but may still run kernels on CPU tensors.
+  return PyLong_FromLong(anvilIsForkedChild() != 0 ? 0 : current_device());
   END_HANDLE_TH_ERRORS
 }
 

@@ -6,18 +6,19 @@
 namespace anvil::triton {
 namespace {
 
+// More than a thread can have on any host: sizes beyond are some mistake.
+constexpr size_t kLargest = size_t{1} << 39;
+
 class Arena {
  public:
   ~Arena() { std::free(memory_); }
 
   void* at_least(size_t bytes) noexcept {
-    if (bytes > capacity_) {
-      const size_t rounded =
-          (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
-      std::free(memory_);
-      memory_ = rounded < bytes ? nullptr : std::aligned_alloc(kScratchAlignment, rounded);
-      capacity_ = memory_ != nullptr ? rounded : 0;
-    }
+    if (bytes <= capacity_) return memory_;
+    std::free(memory_);
+    const size_t rounded = (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+    memory_ = bytes <= kLargest ? std::aligned_alloc(kScratchAlignment, rounded) : nullptr;
+    capacity_ = memory_ != nullptr ? rounded : 0;
     return memory_;
   }
 

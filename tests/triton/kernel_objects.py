@@ -7,6 +7,7 @@ With them, what loads and launches code is tested without the compiler.
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import torch
 from llvmlite import binding as llvm
 
 from vllm_anvil.triton_backend.launcher import make_launcher
@@ -126,6 +127,21 @@ done:
 """
 
 
+# Copies element x of one i32 array to another.
+COPY = """
+define i32 @copy(ptr %args, ptr %launch, i32 %x, i32 %y, i32 %z) {
+  %from = load ptr, ptr %args
+  %tp = getelementptr i8, ptr %args, i64 8
+  %to = load ptr, ptr %tp
+  %s = getelementptr i32, ptr %from, i32 %x
+  %v = load i32, ptr %s
+  %d = getelementptr i32, ptr %to, i32 %x
+  store i32 %v, ptr %d
+  ret i32 0
+}
+"""
+
+
 def object_of(llvm_ir: str, optimize: int = 2) -> bytes:
     """An ELF relocatable of the module, position-independent."""
     llvm.initialize_native_target()
@@ -182,3 +198,12 @@ def checker() -> Launchable:
 
 def printer() -> Launchable:
     return Launchable(PRINT, "print", {}, [])
+
+
+def copier() -> Launchable:
+    arguments = [("ptr", True, False), ("ptr", False, True)]
+    return Launchable(COPY, "copy", {"source": "*i32", "target": "*i32"}, arguments)
+
+
+def zeros(count: int, device: str = "anvil") -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.int32, device=device)

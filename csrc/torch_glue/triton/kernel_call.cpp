@@ -50,6 +50,9 @@ void KernelCall::add_tensor(const at::Tensor& tensor, const char* name, unsigned
                    "Triton kernel ", kernel_->name, ": argument ", name, " is a tensor on ", device,
                    " with layout ", tensor.layout(),
                    "; kernels take dense tensors on anvil devices or the CPU");
+  TORCH_CHECK_TYPE(tensor.unsafeGetTensorImpl()->unsafe_storage().device_type() == device.type(),
+                   "Triton kernel ", kernel_->name, ": argument ", name,
+                   " is a tensor without memory, such as a fake one");
   slots_.push_back(address_of(tensor, flags));
   if (device.is_cpu()) {
     on_host_.push_back({&tensor, name, flags});

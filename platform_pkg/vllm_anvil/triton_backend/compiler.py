@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from triton import knobs
 from triton._C.libtriton import ir, passes
 from triton.backends.compiler import BaseBackend, GPUTarget, Language
 
@@ -127,6 +128,8 @@ class AnvilTritonBackend(BaseBackend):
         stages["ttir"] = _make_ttir
         stages["llir"] = _make_llir
         stages["obj"] = _make_object
+        if knobs.runtime.add_stages_inspection_hook is not None:
+            knobs.runtime.add_stages_inspection_hook(self, stages, options, language, None)
 
 
 def _make_ttir(module: Any, metadata: dict[str, Any]) -> Any:

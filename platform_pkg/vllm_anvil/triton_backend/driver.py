@@ -21,6 +21,10 @@ SMALLEST_CACHE, LARGEST_CACHE = 8 << 20, 64 << 20  # bytes
 
 def active_rivals() -> list[str]:
     """Names of other backends whose driver is active."""
+    # With torch in the process, NVIDIA's and AMD's drivers ask it; without, they would initialise
+    # CUDA themselves, after which the process must not fork.
+    import torch  # noqa: F401
+
     return [
         name
         for name, one in backends.items()
@@ -47,16 +51,23 @@ class DriverUtilities:
 
     @staticmethod
     def get_device_properties(device: int) -> dict[str, Any]:
+        """Limits that Triton checks; what the device is, too, except in a forked child."""
         import vllm_anvil.device as anvil
+        from vllm_anvil import _C
 
-        properties = anvil.get_device_properties(device)
-        return {
-            "name": properties.name,
-            "multiprocessor_count": properties.multi_processor_count,
+        limits = {
             "max_shared_mem": UNLIMITED,
             "max_num_regs": UNLIMITED,
             "max_threads_per_sm": UNLIMITED,
             "warpSize": 1,
+        }
+        if _C.is_forked_child():
+            return limits
+        properties = anvil.get_device_properties(device)
+        return {
+            **limits,
+            "name": properties.name,
+            "multiprocessor_count": properties.multi_processor_count,
             "total_memory": properties.total_memory,
         }
 
@@ -82,10 +93,7 @@ class AnvilTritonDriver(DriverBase):
 
     @staticmethod
     def is_active() -> bool:
-        """Whether Triton should compile for anvil: no other backend runs here, or a user says so.
-
-        Never raises.
-        """
+        """Whether Triton compiles for anvil: no other backend runs here, or a user says so."""
         selected = os.environ.get("TRITON_DEFAULT_BACKEND")
         if selected:
             return selected in backends and backends[selected].driver is AnvilTritonDriver

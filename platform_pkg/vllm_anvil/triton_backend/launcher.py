@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from vllm_anvil import _C
-
+# What Triton passes before the kernel's own arguments.
+LEADING = 9
 # What a kernel's metadata says of one of its arguments: type, whether it reads and writes it.
 ArgumentFact = Sequence[Any]
 
@@ -29,6 +29,8 @@ def make_launcher(src: Any, metadata: Any) -> Callable[..., None]:
         enter_hook, exit_hook, *arguments)`. The kernel runs on the current stream of the anvil
         device that its tensors are on; without one, at once.
     """
+    from vllm_anvil import _C  # needs torch, which whoever launches has
+
     signature = list(src.signature.values())
     names = getattr(getattr(src, "fn", None), "arg_names", None) or list(src.signature)
     facts = iter(metadata.arguments)
@@ -49,12 +51,13 @@ def make_launcher(src: Any, metadata: Any) -> Callable[..., None]:
         return launcher
     from triton.backends.driver import wrap_handle_tensordesc_impl
 
-    return wrap_handle_tensordesc_impl(
+    take_apart = wrap_handle_tensordesc_impl(
         lambda *arguments: launcher(*arguments[:-1], *arguments[-1]),
         src.signature,
-        None,
+        [],
         _decompose_tensor_descriptor,
     )
+    return lambda *arguments: take_apart(*arguments[:LEADING], arguments[LEADING:])
 
 
 def _describe(name: str, type_: Any, facts: Iterator[ArgumentFact]) -> Any:
