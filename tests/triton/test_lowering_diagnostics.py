@@ -70,8 +70,10 @@ def assert_kernel(data, limit, out, BLOCK: tl.constexpr):
     tl.store(out + index, tile)
 
 
-LINE = inspect.getsource(assert_kernel.fn).splitlines().index(
-    '    tl.device_assert(tile < limit, "too large")'
+LINE = (
+    inspect.getsource(assert_kernel.fn)
+    .splitlines()
+    .index('    tl.device_assert(tile < limit, "too large")')
 )
 
 

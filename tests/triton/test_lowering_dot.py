@@ -71,7 +71,7 @@ def chain_kernel(a_ptr, b_ptr, c_ptr, steps, N: tl.constexpr):
     a, b = tl.load(a_ptr + place), tl.load(b_ptr + place)
     total = tl.zeros((N, N), tl.float32)
     row = tl.zeros((N,), tl.float32)
-    for step in range(steps):
+    for _ in range(steps):
         product = tl.dot(a, tl.trans(b))
         weight = tl.exp(product - tl.max(product, 1)[:, None])
         row = row * 0.5 + tl.sum(weight, 1)

@@ -79,9 +79,7 @@ def pair(a_value, a_count, b_value, b_count):
 @triton.jit
 def custom_kernel(values, counts, out, SIZE: tl.constexpr):
     index = tl.arange(0, SIZE)
-    value, count = tl.associative_scan(
-        (tl.load(values + index), tl.load(counts + index)), 0, pair
-    )
+    value, count = tl.associative_scan((tl.load(values + index), tl.load(counts + index)), 0, pair)
     tl.store(out + index, value)
     tl.store(out + SIZE + index, count)
 
@@ -116,9 +114,7 @@ def scan_kernel(
 def test_cumulative_sums(shape: tuple[int, int], axis: int, reverse: bool) -> None:
     source = numbers(*shape)
     out = torch.zeros_like(source)
-    scan_kernel[(1,)](
-        source, out, ROWS=shape[0], COLUMNS=shape[1], AXIS=axis, REVERSE=reverse
-    )
+    scan_kernel[(1,)](source, out, ROWS=shape[0], COLUMNS=shape[1], AXIS=axis, REVERSE=reverse)
     expected = source.flip(axis).cumsum(axis).flip(axis) if reverse else source.cumsum(axis)
     assert torch.equal(out, expected)
 

@@ -64,9 +64,7 @@ def test_a_damaged_record_is_made_anew(folder: Path, content: bytes) -> None:
     assert remembered() == "key 1" and not calls
 
 
-def test_a_folder_that_cannot_be_written(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = folder / "file"
     file.write_text("")
     monkeypatch.setattr(knobs.cache, "dir", str(file / "below"))

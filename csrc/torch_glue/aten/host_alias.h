@@ -25,8 +25,9 @@ at::Tensor host_view(const at::Tensor& tensor, c10::Storage storage);
 // memory.
 at::Tensor host_tensor(const at::Tensor& tensor);
 
-// A device tensor over the memory of a pinned CPU tensor, which it keeps: commands read and write the
-// host's tensor itself. Raises for memory that isn't pinned, whose host writes nothing could order.
+// A device tensor over the memory of a pinned CPU tensor, which it keeps: commands read and write
+// the host's tensor itself. Raises for memory that isn't pinned, whose host writes nothing could
+// order.
 at::Tensor device_alias(const at::Tensor& tensor, c10::DeviceIndex device);
 
 // A copy of a CPU tensor that a command keeps, since the caller may change the tensor before the

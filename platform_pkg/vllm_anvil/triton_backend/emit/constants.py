@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from vllm_anvil.triton_backend.emit.types import llvm_type
-from vllm_anvil.triton_backend.ttir.model import ElementType, PointerType, ScalarType
+from vllm_anvil.triton_backend.ttir.model import ElementType, PointerType
 
 Number = int | float
 I32 = ir.IntType(32)

@@ -8,7 +8,7 @@ from llvmlite import ir
 I32 = ir.IntType(32)
 POINTER = ir.PointerType()
 
-# struct TritonLaunch, member by member: the grid's three extents and a reserved word, then pointers.
+# struct TritonLaunch: the grid's three extents and a reserved word, then pointers.
 LAUNCH = ir.LiteralStructType([I32, I32, I32, I32, POINTER, POINTER, POINTER, POINTER, POINTER])
 SCRATCH, CONTEXT, PRINT, FAIL, SNPRINTF = range(4, 9)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a function before any of it is lowered: order, uses, effects, roots of pointers."""
+"""What is known of a function before it is lowered: order, uses, effects, roots of pointers."""
 
 from __future__ import annotations
 
@@ -157,7 +157,9 @@ def argument_accesses(analysis: FunctionAnalysis) -> list[tuple[bool, bool]]:
             reads.add(root)
             writes.add(root)
         elif operation.name == "tt.call":
-            pointers = [v for v in operation.operands if isinstance(element_of(v.type), PointerType)]
+            pointers = [
+                v for v in operation.operands if isinstance(element_of(v.type), PointerType)
+            ]
             roots = {analysis.root(pointer) for pointer in pointers}
             reads |= roots
             writes |= roots

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for tiles that have to be somewhere: on the stack where small, else in the worker's scratch."""
+"""Memory for tiles that have to be somewhere: the stack if small, else the worker's scratch."""
 
 from __future__ import annotations
 

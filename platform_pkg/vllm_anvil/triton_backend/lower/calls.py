@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that are called, not inlined: `@triton.jit(noinline=True)`.
 
-A tile is passed in memory, and a result is left where the caller says. The function returns what a kernel
-returns: whether an assertion failed.
+A result is left where the caller says. The function returns what a kernel returns: whether an
+assertion failed.
 """
 
 from __future__ import annotations

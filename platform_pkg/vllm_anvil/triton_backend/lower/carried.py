@@ -22,7 +22,7 @@ _MOVES_ELEMENTS = frozenset({"tt.broadcast", "tt.expand_dims", "tt.trans", "tt.r
 def carry_tiles(
     lowering: FunctionLowering, targets: Sequence[Buffer], values: Sequence[Value]
 ) -> None:
-    """Stores each value to its buffer, as if all at once: values may be made of the old contents."""
+    """Stores each value to its buffer, as if all at once: values may be made of old contents."""
     old = {target.pointer for target in targets}
     later: list[tuple[Buffer, Buffer]] = []
     in_place: list[tuple[Buffer, Value]] = []

@@ -27,9 +27,7 @@ def combined(
     """
     builder = lowering.builder
     lanes = lanes_of(first[0].type)
-    values: dict[Value, ir.Value] = dict(
-        zip(block.arguments, (*first, *second), strict=True)
-    )
+    values: dict[Value, ir.Value] = dict(zip(block.arguments, (*first, *second), strict=True))
 
     def value_of(value: Value) -> ir.Value:
         if value not in values:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loops, conditions, branches.
 
-What a loop carries: scalars as phis; tiles that only move by a scalar (a loop's pointers, mostly) as
-their origin and a phi of the distance; other tiles in a buffer each, updated in place where the new
-value of an element depends on no other element that is carried.
+What a loop carries: scalars as phis; tiles that only move by a scalar (a loop's pointers, mostly)
+as their origin and a phi of the distance; other tiles in a buffer each, updated in place where the
+new value of an element depends on no other element that is carried.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ def lower_for(lowering: FunctionLowering, operation: Operation) -> None:
     counter = builder.phi(lower.type)
     counter.add_incoming(lower, before)
     _add_phis(lowering, carried, before)
-    compare = (
-        builder.icmp_unsigned if operation.attributes["unsigned"] else builder.icmp_signed
-    )
+    compare = builder.icmp_unsigned if operation.attributes["unsigned"] else builder.icmp_signed
     builder.cbranch(compare("<", counter, upper), body, after)
 
     builder.position_at_end(body)
@@ -289,5 +287,3 @@ def _pass(lowering: FunctionLowering, block: Block, passed: Sequence[Value]) -> 
     for what, value in zip(arguments, passed, strict=True):
         if isinstance(what, ir.PhiInstr):
             what.add_incoming(lowering.scalar(value), lowering.builder.block)
-
-

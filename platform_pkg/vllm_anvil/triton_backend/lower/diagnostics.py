@@ -184,9 +184,7 @@ def _print_line(
 ) -> None:
     builder, launch = lowering.builder, lowering.program.launch
     line = lowering.line_buffer(LINE_BYTES)
-    arguments = [
-        text_constant(lowering, one) if isinstance(one, str) else one for one in before
-    ]
+    arguments = [text_constant(lowering, one) if isinstance(one, str) else one for one in before]
     form = text_constant(lowering, "pid (%d, %d, %d) " + text)
     snprintf = load_launch_pointer(builder, launch, SNPRINTF)
     type_ = ir.FunctionType(I32, [POINTER, I64, POINTER], var_arg=True)

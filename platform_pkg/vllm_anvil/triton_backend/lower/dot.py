@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products of tiles.
 
-Both operands go to memory in the type that is computed in (float32 for floats up to that), the product is
-made in blocks of rows and columns that stay in registers over all of the inner dimension.
+Both operands go to memory in the type that is computed in (float32 for floats up to that); the
+product is made in blocks of rows and columns that stay in registers over the inner dimension.
 """
 
 from __future__ import annotations
@@ -114,9 +114,7 @@ def converted_buffer(lowering: FunctionLowering, source: Buffer, element: Elemen
     def body(position: Position) -> None:
         chunk = load_chunk(lowering.builder, source, position)
         assert isinstance(chunk, Lanes)
-        store_chunk(
-            lowering.builder, target, position, converted_lanes(lowering, chunk, element)
-        )
+        store_chunk(lowering.builder, target, position, converted_lanes(lowering, chunk, element))
 
     each_chunk(lowering, target.shape, body)
     return target
@@ -209,7 +207,9 @@ def _multiply(
             ]
             for i in range(high)
         ]  # fmt: skip
-        initial = [[_load(builder, place, vector_type, element) for place in ones] for ones in places]
+        initial = [
+            [_load(builder, place, vector_type, element) for place in ones] for ones in places
+        ]
 
         def step(k: ir.Value, totals: list[list[ir.Value]]) -> list[list[ir.Value]]:
             start = builder.add(builder.mul(k, I32(columns)), column)

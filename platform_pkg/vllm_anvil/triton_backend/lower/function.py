@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lowers one function: what stands where, what waits until it is asked for, what goes to memory.
 
-Scalars are computed where they stand. Tiles are not: an operation on tiles is remembered, and a chunk of
-its result made when a consumer (a store, a reduction, the next iteration) asks for it, so that chains
-of element-wise work run in one loop without tiles in between. A tile goes to memory (`materialize`)
+Scalars are computed where they stand. Tiles are not: an operation on tiles is remembered, and a
+chunk of its result made when a consumer (a store, a reduction, the next iteration) asks for it, so
+that chains of element-wise work run in one loop without tiles in between. A tile goes to memory
+(`materialize`)
 - when what it reads may be written before its last use,
 - when making it again would cost more than reading it back.
 """
@@ -50,7 +51,7 @@ LOAD_COST = 2
 
 @dataclass(frozen=True)
 class MovingTile:
-    """A tile that a loop carries and moves by a scalar each time: what it was, and how far it is now.
+    """A tile that a loop moves by a scalar each time: what it was, and how far it is now.
 
     The distance counts elements where the tile's are pointers.
     """
@@ -235,7 +236,7 @@ class FunctionLowering:
 
     @contextmanager
     def region(self) -> Iterator[None]:
-        """A part of the program that may be left out or repeated: what is made in it stays in it."""
+        """A part of the program that may be left out or repeated: what is made in it stays."""
         tiles, pending = dict(self.tiles), dict(self._pending)
         with self.buffers.scope():
             yield
@@ -259,7 +260,7 @@ class FunctionLowering:
             self.tiles[value] = what
 
     def repeated_scalar(self, value: Value) -> ir.Value:
-        """The scalar that every element of a tile is; only of splats and constants of one number."""
+        """The scalar that every element of a tile is: of a splat, or a constant of one number."""
         operation = value.operation
         assert operation is not None
         if operation.name == "tt.splat":
@@ -319,7 +320,7 @@ class FunctionLowering:
 
     @contextmanager
     def new_chunk(self) -> Iterator[None]:
-        """Around code that runs on its own: what was made elsewhere need not have been made here."""
+        """Around code that runs on its own: what was made elsewhere may not have been made here."""
         memo, self._memo = self._memo, {}
         yield
         self._memo = memo

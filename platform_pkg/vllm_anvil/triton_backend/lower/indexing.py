@@ -13,7 +13,6 @@ from vllm_anvil.triton_backend.lower.lanes import Addresses, Lanes, addresses_of
 from vllm_anvil.triton_backend.ttir.model import (
     Operation,
     PointerType,
-    ScalarType,
     element_of,
 )
 
@@ -91,15 +90,16 @@ def _extend(
 ) -> Chunk | None:
     """A wider index: as an address it is taken not to have overflowed, as a value it is exact."""
     lanes = _patterned(chunks)
-    if lanes is None or operation.operands[0].type == ScalarType("i1"):
+    if lanes is None:
         return None
     (source,) = lanes
     element = element_of(operation.result.type)
+    assert source.base is not None
     signed = operation.name != "arith.extui"
     extend = builder.sext if signed else builder.zext
     type_ = llvm_type(element)
-    if source.base.type == type_:
-        return source
+    if source.base.type.width >= type_.width:
+        return source if source.base.type == type_ else None
 
     def exact() -> ir.Value:
         return extend(source.vector(builder), ir.VectorType(type_, count))
@@ -144,9 +144,7 @@ def _number_of_pointer(
     (source,) = chunks
     assert isinstance(source, Addresses)
     if source.index is None:
-        return Lanes(
-            element, count, builder.ptrtoint(source.base, ir.IntType(64)), source.pattern
-        )
+        return Lanes(element, count, builder.ptrtoint(source.base, ir.IntType(64)), source.pattern)
     return Lanes.of(element, count, source.numbers(builder))
 
 

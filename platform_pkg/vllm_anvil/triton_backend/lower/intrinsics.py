@@ -53,9 +53,7 @@ def masked_load(
     return call_intrinsic(builder, name, type_, [pointer, I32(1), mask, other])
 
 
-def masked_store(
-    builder: ir.IRBuilder, value: ir.Value, pointer: ir.Value, mask: ir.Value
-) -> None:
+def masked_store(builder: ir.IRBuilder, value: ir.Value, pointer: ir.Value, mask: ir.Value) -> None:
     name = f"llvm.masked.store.{type_suffix(value.type)}.p0"
     call_intrinsic(builder, name, ir.VoidType(), [value, pointer, I32(1), mask])
 

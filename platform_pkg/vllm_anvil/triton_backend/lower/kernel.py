@@ -146,9 +146,7 @@ class _ModuleLowering:
         return Callee(function, llvm_function)
 
 
-def _argument(
-    builder: ir.IRBuilder, arguments: ir.Value, number: int, argument: Value
-) -> ir.Value:
+def _argument(builder: ir.IRBuilder, arguments: ir.Value, number: int, argument: Value) -> ir.Value:
     if isinstance(argument.type, TensorType):
         raise UnsupportedKernel("a tile as the argument of a kernel")
     slot = builder.gep(arguments, [I64(number * SLOT_BYTES)], source_etype=I8)

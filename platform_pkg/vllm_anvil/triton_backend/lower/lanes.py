@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the lanes of a chunk hold.
 
-Much of a kernel's arithmetic is on indices that are the same in all lanes, or differ by what is known
-now: such lanes are kept as a scalar and a pattern, so that contiguous accesses are seen as such and
-scalar work stays scalar.
+Much of a kernel's arithmetic is on indices that are the same in all lanes, or differ by what is
+known now: such lanes are kept as a scalar and a pattern, so that contiguous accesses are seen as
+such and scalar work stays scalar.
 """
 
 from __future__ import annotations

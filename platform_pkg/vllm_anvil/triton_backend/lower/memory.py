@@ -100,16 +100,13 @@ def load_lanes(
     builder: ir.IRBuilder, addresses: Addresses, mask: Lanes | None, other: Chunk | None
 ) -> Chunk:
     element, count = addresses.element.pointee, addresses.count
-    if addresses.is_uniform and (mask is None or mask.is_uniform):
-        if mask is None or other is None or other.is_uniform:
-            condition = None if mask is None else mask.scalar
-            scalar = load_scalar(builder, element, addresses.base, condition, _scalar(other))
-            return FunctionLowering.repeated(element, scalar, count)
+    same_everywhere = all(one is None or one.is_uniform for one in (mask, other))
+    if addresses.is_uniform and (mask is None or same_everywhere):
+        condition = None if mask is None else mask.scalar
+        scalar = load_scalar(builder, element, addresses.base, condition, _scalar(other))
+        return FunctionLowering.repeated(element, scalar, count)
     type_ = ir.VectorType(memory_type(element), count)
-    if other is None:
-        rest = ir.Constant(type_, None)
-    else:
-        rest = _stored(builder, other, element)
+    rest = ir.Constant(type_, None) if other is None else _stored(builder, other, element)
     if addresses.is_uniform:
         assert mask is not None
         active = any_lane(builder, mask.vector(builder))
@@ -150,9 +147,7 @@ def lower_store(lowering: FunctionLowering, operation: Operation) -> None:
     if not isinstance(pointer.type, TensorType):
         element = element_of(value.type)
         condition = lowering.scalar(mask[0]) if mask else None
-        store_scalar(
-            builder, element, lowering.scalar(pointer), lowering.scalar(value), condition
-        )
+        store_scalar(builder, element, lowering.scalar(pointer), lowering.scalar(value), condition)
         return
     settle_operands(lowering, operation)
 
@@ -233,5 +228,3 @@ def settle_operands(lowering: FunctionLowering, operation: Operation) -> None:
     for value in operation.operands:
         if is_tile(value):
             visit(value, True)
-
-

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where in a tile the lanes of a vector are.
 
-A chunk is as many consecutive elements (in row-major order) as a vector has lanes. Along each dimension
-its lanes are at `base + pattern[lane]`: the base is known when the program runs, the pattern now.
-Extents and lane counts are powers of two and chunks are aligned, so that a base and its pattern have no
-bit in common, and every change of shape moves bits, never carries.
+A chunk is as many consecutive elements (in row-major order) as a vector has lanes. Along each
+dimension its lanes are at `base + pattern[lane]`: the base is known when the program runs, the
+pattern now. Extents and lane counts are powers of two and chunks are aligned, so that a base and
+its pattern have no bit in common, and every change of shape moves bits, never carries.
 """
 
 from __future__ import annotations

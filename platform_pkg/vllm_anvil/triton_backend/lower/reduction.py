@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reductions along an axis.
 
-The combining function is taken to be associative and commutative, as it has to be on a GPU: along the
-last axis, lanes and several accumulators are combined at the end.
+The combining function is taken to be associative and commutative, as it has to be on a GPU: along
+the last axis, lanes and several accumulators are combined at the end.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ def _reduce_rows(
         scalars = _reduce_row(lowering, operation.operands, block, shape, index)
         place = I32(index) if isinstance(index, int) else index
         for buffer, scalar in zip(buffers, scalars, strict=True):
-            pointer = builder.gep(
-                buffer.pointer, [place], source_etype=memory_type(buffer.element)
-            )
+            pointer = builder.gep(buffer.pointer, [place], source_etype=memory_type(buffer.element))
             builder.store(to_memory(builder, scalar, buffer.element), pointer)
 
     if rows == 1:
@@ -104,7 +102,7 @@ def _reduce_row(
 
     def vectors(column: int | ir.Value) -> list[ir.Value]:
         with lowering.new_chunk():
-            indices = (Index(column, pattern),)
+            indices: tuple[Index, ...] = (Index(column, pattern),)
             if row is not None:
                 outer = Position.of_flat(builder, Index(row, (0,) * lanes), shape[:-1])
                 indices = (*outer.indices, *indices)
@@ -205,8 +203,7 @@ def _reduce_across(
             with lowering.new_chunk():
                 place = position.with_inserted(axis, Index(index, (0,) * position.lanes))
                 return [
-                    as_vector(builder, lowering.chunk(value, place))
-                    for value in operation.operands
+                    as_vector(builder, lowering.chunk(value, place)) for value in operation.operands
                 ]
 
         total = vectors(0)
@@ -229,5 +226,3 @@ def _reduce_across(
     each_chunk(lowering, buffers[0].shape, body)
     for result, buffer in zip(operation.results, buffers, strict=True):
         lowering.define(result, buffer)
-
-

@@ -61,23 +61,18 @@ def _scan_rows(
         """Scans and stores the chunk; returns what is carried on."""
         if reverse:
             last = extent - lanes
-            if isinstance(column, int):
-                column = last - column
-            else:
-                column = builder.sub(I32(last), column)
+            is_known = isinstance(column, int)
+            column = last - column if is_known else builder.sub(I32(last), column)
         with lowering.new_chunk():
             outer = Position.of_flat(builder, Index(row, (0,) * lanes), shape[:-1])
             column_index = Index(column, tuple(range(lanes)))
             position = Position(lanes, (*outer.indices, column_index))
             vectors = [
-                as_vector(builder, lowering.chunk(value, position))
-                for value in operation.operands
+                as_vector(builder, lowering.chunk(value, position)) for value in operation.operands
             ]
             vectors = _scan_lanes(lowering, block, vectors, lanes, reverse)
             if carry is not None:
-                repeated = (
-                    carry if lanes == 1 else [splat(builder, one, lanes) for one in carry]
-                )
+                repeated = carry if lanes == 1 else [splat(builder, one, lanes) for one in carry]
                 vectors = combined(lowering, block, repeated, vectors)
             for buffer, vector in zip(buffers, vectors, strict=True):
                 store_chunk(builder, buffer, position, Lanes.of(buffer.element, lanes, vector))
@@ -125,8 +120,7 @@ def _scan_lanes(
         both = combined(lowering, block, earlier, vectors)
         condition = ir.Constant(ir.VectorType(I1, lanes), [I1(int(has)) for has in has_earlier])
         vectors = [
-            builder.select(condition, new, old)
-            for new, old in zip(both, vectors, strict=True)
+            builder.select(condition, new, old) for new, old in zip(both, vectors, strict=True)
         ]
         distance *= 2
     return vectors
@@ -169,4 +163,3 @@ def _scan_across(
             folded(builder, 1, extent, 1, [carry], lambda i, state: [step(i, state[0])])
 
     each_chunk(lowering, shape[:axis] + shape[axis + 1 :], body)
-

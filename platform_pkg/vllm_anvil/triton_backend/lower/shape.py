@@ -117,9 +117,7 @@ def expand_chunk(lowering: FunctionLowering, operation: Operation, position: Pos
 
 @lazy("tt.trans")
 def transposed_chunk(lowering: FunctionLowering, operation: Operation, position: Position) -> Chunk:
-    return lowering.chunk(
-        operation.operands[0], position.permuted(operation.attributes["order"])
-    )
+    return lowering.chunk(operation.operands[0], position.permuted(operation.attributes["order"]))
 
 
 @lazy("tt.reshape")
@@ -260,9 +258,7 @@ def lower_gather(lowering: FunctionLowering, operation: Operation) -> None:
         pointers.type = ir.VectorType(ir.PointerType(), count)
         loaded = gather(builder, type_, pointers)
         flat_target = position.flat(builder, target.shape)
-        pointer = builder.gep(
-            target.pointer, [_as_value(flat_target.base)], source_etype=type_
-        )
+        pointer = builder.gep(target.pointer, [_as_value(flat_target.base)], source_etype=type_)
         store = builder.store(loaded, pointer)
         store.align = buffer.element.bytes
 
@@ -272,4 +268,3 @@ def lower_gather(lowering: FunctionLowering, operation: Operation) -> None:
 
 def constant_vector(number: int, count: int) -> ir.Constant:
     return ir.Constant(ir.VectorType(I64, count), [I64(number)] * count)
-

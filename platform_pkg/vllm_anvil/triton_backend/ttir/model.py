@@ -84,7 +84,7 @@ def element_of(type_: Type) -> ElementType:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A place in the kernel's source; `inlined_at` is where the function that holds it was called."""
+    """A place in the kernel's source; `inlined_at` is where the function around it was called."""
 
     file: str
     line: int
@@ -109,10 +109,10 @@ class Value:
 class Operation:
     """One operation.
 
-    `attributes` holds Python values: numbers, booleans, strings, lists; for `arith.constant`, `value`
-    is a number or a list of numbers (in row-major order), for a splat the number alone. Floats that
-    have no finite decimal form are Python's `inf` and `nan`. Comparisons have `predicate`
-    (`"slt"`, `"oeq"`), a reduction or scan `axis` and, the latter, `reverse`.
+    `attributes` holds Python values: numbers, booleans, strings, lists; for `arith.constant`,
+    `value` is a number or a list of numbers (in row-major order), for a splat the number alone.
+    Floats that have no finite decimal form are Python's `inf` and `nan`. Comparisons have
+    `predicate` (`"slt"`, `"oeq"`), a reduction or scan `axis` and, the latter, `reverse`.
     """
 
     name: str

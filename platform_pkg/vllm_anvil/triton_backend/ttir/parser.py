@@ -41,7 +41,7 @@ class _Signature:
 
 
 class Parser:
-    """Parses one module. Values are found by name: MLIR's printer makes names unique in a function."""
+    """Parses one module. Values are found by name, which MLIR makes unique in a function."""
 
     def __init__(self, text: str):
         self._scanner = Scanner(text)
@@ -117,7 +117,7 @@ class Parser:
         return self._blocks.setdefault(label, Block(label))
 
     def _region(self, arguments: list[Value] | None = None, end: str = "") -> Region:
-        """A braced list of blocks; `arguments` are the first block's where the operation names them.
+        """A braced list of blocks; `arguments` are the first's where the operation names them.
 
         `end` names the terminator that is not printed where it has no operands.
         """
@@ -338,7 +338,9 @@ class Parser:
             outputs = scanner.take_types()
         type_ = scanner.take_type() if scanner.accept(":") else operation.operands[0].type
         arguments = [self._declare(index, type_)]
-        arguments += [self._declare(name, type_) for name, type_ in zip(names, outputs, strict=True)]
+        arguments += [
+            self._declare(name, type_) for name, type_ in zip(names, outputs, strict=True)
+        ]
         operation.regions.append(self._region(arguments, "scf.yield"))
         if scanner.at("{"):
             operation.attributes.update(scanner.take_dictionary())
@@ -367,8 +369,7 @@ class Parser:
                 scanner.accept(",")
         signature = self._signature()
         arguments = [
-            self._declare(name, type_)
-            for name, type_ in zip(names, signature.inputs, strict=True)
+            self._declare(name, type_) for name, type_ in zip(names, signature.inputs, strict=True)
         ]
         operation.regions.append(self._region(arguments))
         scanner.take("do")

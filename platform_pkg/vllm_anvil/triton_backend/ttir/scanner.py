@@ -53,7 +53,7 @@ def unescape(text: str) -> str:
 
 
 class Scanner:
-    """A position in MLIR text. Methods named `take_` expect something, `accept` may find nothing."""
+    """A position in MLIR text. Methods named `take` expect something, `accept` may find nothing."""
 
     def __init__(self, text: str):
         self.text = text
