@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the reference pages that are made from the code, or check that they are up to date.
+"""Write the pages and records that are made from the code, or check that they are up to date.
 
 python tools/generate_docs.py [--check]
 """
@@ -12,11 +12,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "platform_pkg"))
 
+import triton_inventory  # noqa: E402
+
 from vllm_anvil import envs  # noqa: E402
 
 # docs/reference/op_support.md is not among them: it takes minutes to find out what it says. `make
 # docs` writes it with tests/device/op_support.py, and tests/device/test_op_database.py checks it.
-PAGES: dict[str, Callable[[], str]] = {"docs/reference/environment.md": envs.markdown}
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/reference/environment.md": envs.markdown,
+    "platform_pkg/vllm_anvil/plugin/triton_inventory/checked.json": triton_inventory.checked_record,
+    "docs/reference/triton_kernels.md": triton_inventory.page,
+}
 
 
 def main() -> int:

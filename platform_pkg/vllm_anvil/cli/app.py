@@ -9,6 +9,7 @@ import typer
 
 from vllm_anvil import selection
 from vllm_anvil.cli import doctor as doctor_command
+from vllm_anvil.cli import triton
 
 app = typer.Typer(
     name="vllm-anvil",
@@ -17,6 +18,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(triton.app)
 
 
 def _print_version(wanted: bool) -> None:
