@@ -250,18 +250,18 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({"kernels": kernels, "launch_us": launch, "compile_s": compiling}))
         return
-    print(f"float32 logits [{arguments.rows}, {arguments.vocabulary}], "
-          f"{torch.get_num_threads()} threads")  # fmt: skip
+    threads = torch.get_num_threads()
+    print(f"float32 logits [{arguments.rows}, {arguments.vocabulary}], {threads} threads")
     print(f"{'kernel':<20}{'Triton':>10}{'PyTorch':>10}{'speed-up':>10}")
     for row in kernels:
         print(
             f"{row['kernel']:<20}{row['triton_ms']:>7.3f} ms{row['torch_ms']:>7.3f} ms"
             f"{row['speedup']:>9.2f}x"
         )
-    print("launch: " + ", ".join(f"{name} {us:.1f} us" for name, us in launch.items())
-          + f" (aim: {LAUNCH_TARGET_US:.0f} us)")  # fmt: skip
-    print("compiling the kernels above: "
-          + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in compiling.items()))  # fmt: skip
+    shares = ", ".join(f"{name} {us:.1f} us" for name, us in launch.items())
+    print(f"launch: {shares} (aim: {LAUNCH_TARGET_US:.0f} us)")
+    times = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in compiling.items())
+    print(f"compiling the kernels above: {times}")
 
 
 if __name__ == "__main__":

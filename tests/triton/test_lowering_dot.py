@@ -87,3 +87,55 @@ def test_products_of_products_in_a_loop(steps: int) -> None:
     chain_kernel[(1,)](a, b, c, steps, N=32)
     expected = (a.double() @ b.double().T).softmax(-1) @ b.double()
     torch.testing.assert_close(c.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@triton.jit
+def scaled_kernel(
+    a_ptr, a_scale, b_ptr, b_scale, c_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    A: tl.constexpr, B: tl.constexpr, A_SCALED: tl.constexpr,
+):  # fmt: skip
+    m, n, group = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K // 32)
+    a_inner: tl.constexpr = K // 2 if A == "e2m1" else K
+    b_inner: tl.constexpr = K // 2 if B == "e2m1" else K
+    a = tl.load(a_ptr + m[:, None] * a_inner + tl.arange(0, a_inner)[None, :])
+    b = tl.load(b_ptr + tl.arange(0, b_inner)[:, None] * N + n[None, :])
+    left = None
+    if A_SCALED:
+        left = tl.load(a_scale + m[:, None] * (K // 32) + group[None, :])
+    right = tl.load(b_scale + n[:, None] * (K // 32) + group[None, :])
+    total = tl.dot_scaled(a, left, A, b, right, B)
+    tl.store(c_ptr + m[:, None] * N + n[None, :], total)
+
+
+def microscaled(
+    rows: int, inner: int, form: str, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Random elements [rows, inner] as stored, scales, and in float64 values and factors."""
+    scale = torch.randint(120, 132, (rows, inner // 32), generator=generator).to(torch.uint8)
+    if form == "e2m1":
+        code = torch.randint(0, 16, (rows, inner), generator=generator)
+        table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+        values = torch.where(code < 8, table[code % 8], -table[code % 8])
+        stored = (code[:, ::2] | code[:, 1::2] << 4).to(torch.uint8)
+    else:
+        dtype = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "bf16": torch.bfloat16}
+        stored = torch.randn(rows, inner, generator=generator).to(dtype[form])
+        values = stored.double()
+    factors = 2.0 ** (scale.double() - 127)
+    return stored, scale, values, factors.repeat_interleave(32, 1)
+
+
+@pytest.mark.parametrize("a_scaled", [True, False])
+@pytest.mark.parametrize("forms", [("e4m3", "e4m3"), ("e4m3", "e2m1"), ("e2m1", "e5m2"),
+                                   ("bf16", "e2m1")])  # fmt: skip
+def test_microscaling_formats(forms: tuple[str, str], a_scaled: bool) -> None:
+    m, n, k = 16, 32, 64
+    generator = torch.Generator().manual_seed(0)
+    a, a_scale, a_values, a_factors = microscaled(m, k, forms[0], generator)
+    b, b_scale, b_values, b_factors = microscaled(n, k, forms[1], generator)
+    c = torch.zeros(m, n)
+    scaled_kernel[(1,)](a, a_scale, b.T.contiguous(), b_scale, c, M=m, N=n, K=k, A=forms[0],
+                        B=forms[1], A_SCALED=a_scaled)  # fmt: skip
+    left = a_values * a_factors if a_scaled else a_values
+    expected = left @ (b_values * b_factors).T
+    torch.testing.assert_close(c.double(), expected, rtol=1e-5, atol=1e-5)

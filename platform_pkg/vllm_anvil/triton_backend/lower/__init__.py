@@ -7,6 +7,7 @@ from vllm_anvil.triton_backend.lower import (  # noqa: F401  (they register thei
     control,
     diagnostics,
     dot,
+    dot_scaled,
     histogram,
     memory,
     program,

@@ -7,6 +7,8 @@ product is made in blocks of rows and columns that stay in registers over the in
 
 from __future__ import annotations
 
+import math
+
 from llvmlite import ir
 
 from vllm_anvil.triton_backend.emit.target import HostCpu
@@ -44,17 +46,23 @@ def columns_of_vectors(cpu: HostCpu) -> int:
 @eager("tt.dot")
 def lower_dot(lowering: FunctionLowering, operation: Operation) -> None:
     a, b, c = operation.operands
-    result = operation.result
-    assert isinstance(result.type, TensorType)
-    computed = _computed_type(a, result)
+    computed = _computed_type(a, operation.result)
     left, right = (_in_memory(lowering, value, computed) for value in (a, b))
+    add_product(lowering, operation, left, right, c)
+
+
+def add_product(
+    lowering: FunctionLowering, operation: Operation, left: Buffer, right: Buffer, c: Value
+) -> None:
+    """Makes the operation's result: `c` plus the product of two matrices, or of a batch of each."""
+    result = operation.result
+    assert isinstance(result.type, TensorType) and isinstance(left.element, ScalarType)
+    computed = left.element
     total = _accumulator(lowering, operation, c, computed)
     *batch, rows, columns = total.shape
     inner = left.shape[-1]
-    count = 1
-    for extent in batch:
-        count *= extent
     builder = lowering.builder
+    count = math.prod(batch)
     if count == 1:
         _multiply(lowering, left, right, total, rows, columns, inner)
     else:

@@ -302,6 +302,25 @@ class Parser:
         operation.attributes["callee"] = self._take_symbol()
         return self._usual(operation)
 
+    def _dot_scaled(self, operation: Operation) -> _Signature:
+        """`%a scale %sa, %b scale %sb, %c lhs = e4m3 ...`; either scale may be absent.
+
+        The scales follow the three operands; `scaled` says which of `%a` and `%b` have one.
+        """
+        scanner = self._scanner
+        scales: list[Value] = []
+        scaled = []
+        for _ in range(2):
+            operation.operands.append(self._value())
+            scaled.append(scanner.accept("scale"))
+            if scaled[-1]:
+                scales.append(self._value())
+            scanner.take(",")
+        operation.operands.append(self._value())
+        operation.operands += scales
+        operation.attributes["scaled"] = scaled
+        return self._usual(operation)
+
     def _print(self, operation: Operation) -> _Signature:
         """`tt.print "prefix" {attributes} : %a, %b : types`."""
         scanner = self._scanner
@@ -461,6 +480,7 @@ _CUSTOM: dict[str, Callable[[Parser, Operation], _Signature]] = {
     "scf.if": Parser._if,
     "scf.while": Parser._while,
     "tt.call": Parser._call,
+    "tt.dot_scaled": Parser._dot_scaled,
     "tt.print": Parser._print,
 }
 
