@@ -44,12 +44,12 @@ REFUSALS = (
     Refusal(
         "--enable-lora",
         lambda c: c.lora_config is not None,
-        "the device has no kernels for adapters. Serve a checkpoint with the adapter merged",
+        "no layers for adapters are chosen on the device. Serve a checkpoint with the adapter merged",
     ),
     Refusal(
         "--speculative-config",
         lambda c: c.speculative_config is not None,
-        "drafting and rejection sampling consist of Triton kernels, which do not run on the device",
+        "its kernels run on the device, but speculation as a whole is not proven there yet. Leave it out",
     ),
     Refusal(
         "--kv-transfer-config",
@@ -115,7 +115,7 @@ REFUSALS = (
     Refusal(
         "a mixture-of-experts model",
         lambda c: c.model_config is not None and c.model_config.is_moe,
-        "the engine's expert kernels are Triton's and CUDA's. Use a dense model",
+        "the engine has no expert kernels that it would choose for the device. Use a dense model",
     ),
     Refusal(
         "a model with recurrent state (Mamba, linear attention)",
@@ -123,12 +123,12 @@ REFUSALS = (
             c.model_config is not None
             and (c.model_config.has_inner_state or c.model_config.is_hybrid)
         ),
-        "the engine's state-space kernels are Triton's. Use a model of attention layers",
+        "state-space layers are not proven on the device yet. Use a model of attention layers",
     ),
     Refusal(
         "VLLM_BATCH_INVARIANT=1",
         lambda c: vllm_envs.VLLM_BATCH_INVARIANT,
-        "the engine's batch-invariant kernels are Triton's. Unset it",
+        "the matrix products of this version depend on the batch. Unset it",
     ),
 )
 
@@ -139,7 +139,8 @@ def apply_defaults(config: VllmConfig) -> None:
         config.compilation_config.mode = CompilationMode.NONE
     if config.compilation_config.cudagraph_mode is None:
         config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
-    # Warm-ups of Triton, FlashInfer and CuTe kernels: none of them is launched on the device.
+    # Warm-ups of CuTe and FlashInfer kernels, which are not launched here, and of Triton kernels for
+    # GPUs: the device's own are compiled within milliseconds when they are first launched.
     config.kernel_config.enable_jit_warmup = False
     config.kernel_config.enable_cutedsl_warmup = False
     config.kernel_config.enable_flashinfer_autotune = False
