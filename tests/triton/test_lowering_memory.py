@@ -194,3 +194,38 @@ def test_pointers_read_from_memory() -> None:
     out = torch.zeros(3, 64, dtype=torch.int32)
     table_kernel[(3,)](table, out, 40, BLOCK=64)
     assert torch.equal(out[:, :40], torch.stack(rows)) and not out[:, 40:].any()
+
+
+@triton.jit
+def reuse_kernel(data, out, rounds):
+    for _ in range(rounds):
+        small = tl.load(data + tl.arange(0, 4)[:, None] * 4 + tl.arange(0, 4)[None, :])
+        tl.store(data + tl.arange(0, 4), tl.argmax(small, 1))
+    tl.store(out + tl.arange(0, 16), tl.flip(tl.arange(0, 16), 0))
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_memory_of_a_small_tile_is_used_again_for_a_larger_one(rounds: int) -> None:
+    out = torch.full((16,), -1, dtype=torch.int32)
+    reuse_kernel[(1,)](torch.arange(16, dtype=torch.int32), out, rounds)
+    assert out.tolist() == list(range(15, -1, -1))
+
+
+@triton.jit
+def swapped_kernel(first, second, rounds, SIZE: tl.constexpr):
+    index = tl.arange(0, SIZE)
+    a, b = first + index, second + index
+    for _ in range(rounds):
+        a, b = b, a
+    # Of the same memory where the pointers have changed places: one element further on.
+    tl.store(second + 1 + index, tl.load(a) * 2)
+
+
+@pytest.mark.parametrize("rounds", [0, 2, 3])
+@pytest.mark.parametrize("size", [16, 64, 1024])
+def test_pointers_that_change_places_in_a_loop(rounds: int, size: int) -> None:
+    first, second = torch.arange(size + 1), torch.arange(size + 1) + 1000
+    sources = [first.clone(), second.clone()]
+    swapped_kernel[(1,)](first, second, rounds, SIZE=size)
+    assert torch.equal(first, sources[0])
+    assert torch.equal(second[1:], sources[rounds % 2][:-1] * 2)

@@ -170,3 +170,24 @@ def test_softmax(columns: int) -> None:
     out = torch.zeros_like(source)
     softmax_kernel[(5,)](source, out, columns, BLOCK=triton.next_power_of_2(columns))
     torch.testing.assert_close(out.double(), source.double().softmax(-1), rtol=1e-6, atol=1e-9)
+
+
+@triton.jit
+def extremes_kernel(source, out, SIZE: tl.constexpr):
+    tile = tl.load(source + tl.arange(0, SIZE))
+    tl.store(out, tl.max(tile, 0))
+    tl.store(out + 1, tl.min(tile, 0))
+    wide = tile.to(tl.float32)
+    tl.store(out + 2, tl.max(tl.maximum(wide, -wide).to(tile.dtype), 0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("size", [2, 16, 32, 256])
+def test_extremes_beside_nan(dtype: torch.dtype, size: int) -> None:
+    """Of float16, what LLVM makes of `maxnum` would call libc."""
+    source = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
+    source[1] = float("nan")
+    out = torch.zeros(3, dtype=dtype)
+    extremes_kernel[(1,)](source, out, SIZE=size)
+    left = source[~source.isnan()]
+    assert out.tolist() == [left.max().item(), left.min().item(), left.abs().max().item()]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from vllm_anvil.triton_backend.ttir.model import (
     Block,
@@ -70,21 +70,22 @@ class FunctionAnalysis:
         for value in operation.operands:
             self.users[value].append(operation)
         for block, passed in operation.successors:
-            for value, argument in zip(passed, block.arguments, strict=True):
+            for value in passed:
                 self.users[value].append(operation)
-                self._argument_sources[argument].append(value)
+            self._add_sources(block.arguments, passed)
         is_loop = operation.name in ("scf.for", "scf.while")
         if operation.name == "scf.for":
             carried = operation.regions[0].block.arguments[1:]
-            for argument, value in zip(carried, operation.operands[3:], strict=True):
-                self._argument_sources[argument].append(value)
             end = terminator(operation.regions[0].block)
+            self._add_sources(carried, operation.operands[3:])
+            self._add_sources(carried, end.operands)
             for argument, value in zip(carried, end.operands, strict=True):
                 self.carried_arguments[end, value] = argument
         elif operation.name == "scf.while":
-            before = operation.regions[0].block.arguments
-            for argument, value in zip(before, operation.operands, strict=True):
-                self._argument_sources[argument].append(value)
+            before, after = (region.block for region in operation.regions)
+            self._add_sources(before.arguments, operation.operands)
+            self._add_sources(before.arguments, terminator(after).operands)
+            self._add_sources(after.arguments, terminator(before).operands[1:])
         for region in operation.regions:
             self._visit_region(region, depth + is_loop)
         self._writes[operation] = operation.name in WRITES or any(
@@ -94,6 +95,10 @@ class FunctionAnalysis:
             for inner in block.operations
         )
         self.end[operation] = self._count
+
+    def _add_sources(self, arguments: Sequence[Value], values: Sequence[Value]) -> None:
+        for argument, value in zip(arguments, values, strict=True):
+            self._argument_sources[argument].append(value)
 
     def writes(self, operation: Operation) -> bool:
         """Whether it, or what it contains, may write memory."""
@@ -112,26 +117,50 @@ class FunctionAnalysis:
 
     def root(self, pointer: Value) -> Value | None:
         """The function's argument that a pointer is derived from; None where that isn't clear."""
-        return self._root(pointer, set())
+        roots = self.roots(pointer)
+        return next(iter(roots)) if roots is not None and len(roots) == 1 else None
 
-    def _root(self, pointer: Value, visited: set[Value]) -> Value | None:
-        while True:
-            if pointer in visited:
+    def roots(self, pointer: Value) -> frozenset[Value] | None:
+        """The arguments that a pointer may be derived from; None where it may be any, or none."""
+        found: set[Value] = set()
+        visited: set[Value] = set()
+        waiting = [pointer]
+        while waiting:
+            value = waiting.pop()
+            if value in visited:
+                continue
+            visited.add(value)
+            if value in self.function.arguments:
+                found.add(value)
+                continue
+            sources = self._sources(value)
+            if not sources:
                 return None
-            visited.add(pointer)
-            operation = pointer.operation
-            if operation is None:
-                break
-            if operation.name == "scf.for":
-                # A loop's results come from what it starts with, moved on.
-                return self._root(operation.operands[3 + operation.results.index(pointer)], visited)
-            if operation.name not in _SAME_ROOT:
-                return None
-            pointer = operation.operands[0]
-        if pointer in self.function.arguments:
-            return pointer
-        roots = {self._root(source, visited) for source in self._argument_sources[pointer]}
-        return roots.pop() if len(roots) == 1 else None
+            waiting += sources
+        return frozenset(found)
+
+    def _sources(self, pointer: Value) -> list[Value]:
+        """The values of which a pointer is one, moved or not; none where that isn't known."""
+        operation = pointer.operation
+        if operation is None:
+            return self._argument_sources[pointer]
+        if operation.name in _SAME_ROOT:
+            return operation.operands[:1]
+        if operation.name == "arith.select":
+            return operation.operands[1:]
+        if pointer not in operation.results or not operation.regions:
+            return []
+        number = operation.results.index(pointer)
+        if operation.name == "scf.while":
+            return [terminator(operation.regions[0].block).operands[1 + number]]
+        sources = []
+        if operation.name == "scf.for":
+            sources.append(operation.operands[3 + number])
+        elif operation.name != "scf.if":
+            return []
+        for region in operation.regions:
+            sources.append(terminator(region.block).operands[number])
+        return sources
 
 
 def walk(region: Region) -> Iterator[Operation]:
@@ -144,25 +173,30 @@ def walk(region: Region) -> Iterator[Operation]:
 
 
 def argument_accesses(analysis: FunctionAnalysis) -> list[tuple[bool, bool]]:
-    """Per argument of the function: whether memory behind it is read, and written."""
-    reads: set[Value | None] = set()
-    writes: set[Value | None] = set()
+    """Per argument of the function: whether memory behind it is read, and written.
+
+    An access through a pointer of unknown origin counts for none: mostly, it was loaded, and leads
+    to memory that no argument leads to.
+    """
+
+    def roots(pointer: Value) -> frozenset[Value]:
+        return analysis.roots(pointer) or frozenset()
+
+    reads: set[Value] = set()
+    writes: set[Value] = set()
     for operation in walk(analysis.function.body):
         if operation.name == "tt.load":
-            reads.add(analysis.root(operation.operands[0]))
+            reads |= roots(operation.operands[0])
         elif operation.name == "tt.store":
-            writes.add(analysis.root(operation.operands[0]))
+            writes |= roots(operation.operands[0])
         elif operation.name in ("tt.atomic_rmw", "tt.atomic_cas"):
-            root = analysis.root(operation.operands[0])
-            reads.add(root)
-            writes.add(root)
+            reads |= roots(operation.operands[0])
+            writes |= roots(operation.operands[0])
         elif operation.name == "tt.call":
-            pointers = [
-                v for v in operation.operands if isinstance(element_of(v.type), PointerType)
-            ]
-            roots = {analysis.root(pointer) for pointer in pointers}
-            reads |= roots
-            writes |= roots
+            for value in operation.operands:
+                if isinstance(element_of(value.type), PointerType):
+                    reads |= roots(value)
+                    writes |= roots(value)
     return [(argument in reads, argument in writes) for argument in analysis.function.arguments]
 
 

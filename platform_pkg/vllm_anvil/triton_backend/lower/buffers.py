@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from vllm_anvil.triton_backend.emit.types import memory_type
 from vllm_anvil.triton_backend.ttir.model import ElementType, TensorType
 
 ALIGNMENT = 64
@@ -74,7 +73,8 @@ class BufferAllocator:
             self._scopes[-1].append((size, pointer))
         elif size <= STACK_TILE_BYTES and self._stack_bytes + size <= STACK_BYTES:
             self._stack_bytes += size
-            pointer = stack_memory(self._entry, memory_type(element), type_.size)
+            # All of `size`: the next tile that gets it may have more elements.
+            pointer = stack_memory(self._entry, I8, size)
             self._scopes[-1].append((size, pointer))
         else:
             pointer = self._entry.gep(self._scratch, [I64(self._used)], source_etype=I8)

@@ -60,16 +60,42 @@ def _fused(call: Call) -> Lanes:
     x, y, z = call.computed_operands()
     if element.name in ("f32", "f64"):
         return x.fma(y, z)
-    # Products of 16-bit floats are exact in float64, so that the result is rounded once.
-    wide = x.widened().fma(y.widened(), z.widened())
-    return converted(wide, ScalarType("f64"), element)
+    # Products of 16-bit floats are exact in float64; the sum isn't always, of bfloat16.
+    product, addend = x.widened() * y.widened(), z.widened()
+    return converted(_sum_to_odd(product, addend), ScalarType("f64"), element)
+
+
+def _sum_to_odd(x: Lanes, y: Lanes) -> Lanes:
+    """The sum with its last bit set where it is inexact: rounding it again rounds as if at once."""
+    total = x + y
+    rest = total - x
+    lost = (x - (total - rest)) + (y - rest)
+    bits = total.as_integers()
+    # Truncated, an inexact sum is odd or becomes so. Of an infinite one the rest is NaN.
+    beyond = (lost * total) < 0.0
+    inexact = (lost.absolute() > 0.0).cast("zext", bits.type)
+    return ((bits - beyond.cast("zext", bits.type)) | inexact).as_floats()
 
 
 def _clamped(call: Call) -> Lanes:
     """minimum(maximum(x, low), high); without NaN propagation a NaN gives `low`."""
     propagates = str(call.operation.attributes.get("propagateNan", "none")).lower() != "none"
-    lower, upper = ("maximum", "minimum") if propagates else ("maxnum", "minnum")
-    return call.computed(lambda x, low, high: x.call(lower, low).call(upper, high))
+    if propagates:
+        return call.computed(lambda x, low, high: x.call("maximum", low).call("minimum", high))
+    return call.computed(lambda x, low, high: _lesser_number(_greater_number(x, low), high))
+
+
+# Not LLVM's `maxnum` and `minnum`: of values that were float16 before, its optimiser makes those of
+# float16, which x86 then calls libc's fmaxf and fminf for.
+
+
+def _greater_number(x: Lanes, y: Lanes) -> Lanes:
+    """Of a NaN and a number the number; of two zeros either."""
+    return y.is_nan().choose(x, (x > y).choose(x, y))
+
+
+def _lesser_number(x: Lanes, y: Lanes) -> Lanes:
+    return y.is_nan().choose(x, (x < y).choose(x, y))
 
 
 HANDLERS = {
@@ -83,8 +109,8 @@ HANDLERS = {
     "arith.minimumf": Handler(_intrinsic("minimum"), 2),
     "arith.maximumf": Handler(_intrinsic("maximum"), 2),
     # The other operand where one is NaN; either zero of two.
-    "arith.minnumf": Handler(_intrinsic("minnum"), 1),
-    "arith.maxnumf": Handler(_intrinsic("maxnum"), 1),
+    "arith.minnumf": Handler(computed(_lesser_number), 1),
+    "arith.maxnumf": Handler(computed(_greater_number), 1),
     "tt.clampf": Handler(_clamped, 2),
     "tt.precise_divf": Handler(computed(lambda x, y: x / y), 4),
     "tt.approx_divf": Handler(computed(lambda x, y: x / y), 4),
