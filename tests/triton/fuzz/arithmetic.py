@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 from fuzz.formats import EPSILON, NUMPY, cast, greatest, round_to
 
 # What transcendental functions may be off by, in units of the last place.

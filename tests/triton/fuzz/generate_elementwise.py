@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from fuzz.generator import ARITHMETIC, Generator
 from fuzz.programs import FLOATS, FLOATS8, INTEGERS, Literal, Operand, Type, Var, bits_of
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import zlib
 
 import numpy as np
+
 from fuzz.formats import NUMPY, cast
 from fuzz.programs import FLOATS, FLOATS8, Program, Storage, bits_of
 
