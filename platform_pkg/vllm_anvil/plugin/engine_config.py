@@ -44,12 +44,12 @@ REFUSALS = (
     Refusal(
         "--enable-lora",
         lambda c: c.lora_config is not None,
-        "no layers for adapters are chosen on the device. Serve a checkpoint with the adapter merged",
+        "no adapter layers are chosen on the device. Serve a checkpoint with the adapter merged",
     ),
     Refusal(
         "--speculative-config",
         lambda c: c.speculative_config is not None,
-        "its kernels run on the device, but speculation as a whole is not proven there yet. Leave it out",
+        "its kernels run on the device, speculation as a whole is not proven there. Leave it out",
     ),
     Refusal(
         "--kv-transfer-config",
@@ -139,8 +139,8 @@ def apply_defaults(config: VllmConfig) -> None:
         config.compilation_config.mode = CompilationMode.NONE
     if config.compilation_config.cudagraph_mode is None:
         config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
-    # Warm-ups of CuTe and FlashInfer kernels, which are not launched here, and of Triton kernels for
-    # GPUs: the device's own are compiled within milliseconds when they are first launched.
+    # Warm-ups of CuTe and FlashInfer kernels, which are not launched here, and of Triton kernels,
+    # which are compiled within milliseconds when they are first launched.
     config.kernel_config.enable_jit_warmup = False
     config.kernel_config.enable_cutedsl_warmup = False
     config.kernel_config.enable_flashinfer_autotune = False
