@@ -29,6 +29,25 @@ def test_early_return() -> None:
 
 
 @triton.jit
+def two_ways_kernel(index_ptr, out, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    tile = lane * 3 + row
+    picks = tl.load(index_ptr + lane)
+    if row == 0:
+        tl.store(out + lane, tl.gather(tile, picks, 0))
+        return
+    tl.store(out + row * BLOCK + lane, tl.gather(tile, picks, 0) + 1)
+
+
+def test_a_tile_that_each_way_puts_into_memory() -> None:
+    picks = torch.randperm(64, generator=torch.Generator().manual_seed(0)).int()
+    out = torch.zeros(2, 64, dtype=torch.int32)
+    two_ways_kernel[(2,)](picks, out, BLOCK=64)
+    assert torch.equal(out, torch.stack([picks * 3, picks * 3 + 2]))
+
+
+@triton.jit
 def fibonacci_kernel(out, steps, BLOCK: tl.constexpr):
     index = tl.arange(0, BLOCK)
     a, b = index * 0, index * 0 + 1

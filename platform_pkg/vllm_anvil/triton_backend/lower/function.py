@@ -130,7 +130,10 @@ class FunctionLowering:
         for block in (first, *others):
             if block is not first:
                 self.builder.position_at_end(self.blocks[block])
+            before = dict(self.tiles)
             self.lower_operations(block.operations)
+            # What this block put into memory is not there on a way around it.
+            self.tiles.update(before)
         self._entry.branch(self.llvm_function.blocks[1])
 
     def lower_operations(self, operations: list[Operation]) -> None:
