@@ -12,6 +12,7 @@
 
 #include "cache/cache_args.h"
 #include "gemm/linear_args.h"
+#include "sampling/sampling_args.h"
 
 namespace anvil::kernels {
 
@@ -24,10 +25,6 @@ struct KernelTable {
   int64_t (*find_out_of_range)(const int64_t* values, int64_t count, int64_t stride, int64_t low,
                                int64_t high);
 
-  // Range over the slots [0, max_num_tokens). Tokens below num_tokens that belong to no request
-  // keep their slot.
-  void (*compute_slot_mapping)(const SlotMappingArgs& args, int64_t begin, int64_t end);
-
   // Range over the tokens. Two tokens of one slot in different ranges race; within a range the last
   // wins.
   void (*write_kv_cache)(const WriteKvCacheArgs& args, int64_t begin, int64_t end);
@@ -38,6 +35,9 @@ struct KernelTable {
 
   // Range over the columns of the output.
   void (*linear)(const LinearArgs& args, int64_t begin, int64_t end);
+
+  // Range over the rows. Ranges that run at once need scratch of their own.
+  void (*topk_topp)(const TopkToppArgs& args, int64_t begin, int64_t end);
 };
 
 }  // namespace anvil::kernels

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     ANVIL_VISIBLE_DEVICES: tuple[int, ...] | None
     ANVIL_DEVICE_MEMORY: int | None
     ANVIL_ISA: str | None
+    ANVIL_TRITON_OVERRIDES: bool
     ANVIL_LAUNCH_BLOCKING: bool
     ANVIL_SANITIZE: bool
     ANVIL_DEBUG_DELAY: int
@@ -193,6 +194,15 @@ _ALL = (
         "Forces the instruction set of the device's kernels. Naming one that the machine cannot "
         "run is an error.",
         _choice(*ISAS),
+    ),
+    Variable(
+        "ANVIL_TRITON_OVERRIDES",
+        "0 or 1",
+        True,
+        "1",
+        "With `0`, all of vLLM's Triton kernels are compiled and run as they are, also those that "
+        "the platform has a faster native implementation of: for comparison and debugging.",
+        _flag,
     ),
     Variable(
         "ANVIL_LAUNCH_BLOCKING",

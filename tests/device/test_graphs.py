@@ -255,22 +255,26 @@ def test_work_of_other_streams_runs_during_a_capture() -> None:
     assert y.tolist() == [2] * 4
 
 
-def test_native_ops_read_lengths_at_each_replay() -> None:
-    block_table = torch.arange(8, dtype=torch.int32, device="anvil").view(2, 4)
-    starts = torch.tensor([0, 2, 3], dtype=torch.int32, device="anvil")
-    positions = torch.tensor([0, 1, 5], device="anvil")
-    slots = torch.empty(4, dtype=torch.int64, device="anvil")
+def test_native_ops_read_slots_at_each_replay() -> None:
+    key = torch.arange(6.0, device="anvil").view(3, 1, 2)
+    slots = torch.tensor([0, 3, 1], device="anvil")
+    caches = torch.zeros(2, 2, 2, 1, 2, device="anvil").unbind()
 
     def step() -> None:
-        torch.ops.anvil.compute_slot_mapping(starts, positions, block_table, slots, 3, 2)
+        torch.ops.anvil.write_kv_cache(key, key, *caches, slots)
 
     graph, _ = capture(step)
-    for case in ([0, 2, 3], [0, 1, 3]):
-        starts.copy_(torch.tensor(case, dtype=torch.int32))
+    for case in ([2, 1, -1], [0, -1, 3]):
+        slots.copy_(torch.tensor(case))
+        for cache in caches:
+            cache.zero_()
         graph.replay()
-        replayed = slots.tolist()
+        replayed = [cache.tolist() for cache in caches]
+        for cache in caches:
+            cache.zero_()
         step()
-        assert replayed == slots.tolist()
+        assert replayed == [cache.tolist() for cache in caches]
+        assert replayed[0] != torch.zeros_like(caches[0]).tolist()
 
 
 def test_errors_in_a_replay_name_the_op() -> None:

@@ -8,22 +8,6 @@
 
 namespace anvil::kernels {
 
-// Slots of tokens in the paged cache; all arrays are contiguous unless a stride is given.
-struct SlotMappingArgs {
-  const int32_t* query_start_loc;  // [num_requests + 1], first token of each request
-  const int64_t* positions;        // [num_tokens], position of each token in its request
-  const int32_t* block_table;      // [num_requests, ...], block numbers
-  int64_t* slot_mapping;           // [max_num_tokens], written
-  int64_t block_table_stride;      // elements between rows
-  int64_t num_requests;
-  int64_t num_tokens;     // tokens from here to the end of the range get pad_id
-  int64_t block_size;     // tokens a block holds on this rank
-  int64_t cp_world_size;  // context-parallel ranks that share a request
-  int64_t cp_rank;
-  int64_t cp_interleave;  // consecutive tokens that go to the same rank
-  int64_t pad_id;         // slot of padding, and of tokens that live on another rank
-};
-
 // Rows of one tensor (keys or values) scattered into the paged cache. Strides are in bytes, so one
 // kernel serves every element type. A token's data is `runs` contiguous pieces of `run_bytes`: one
 // per head, or a single one where heads lie next to each other on both sides.

@@ -9,12 +9,12 @@
 #error "define ANVIL_ISA_NAMESPACE and ANVIL_VECTOR_BYTES before including isa/table-inl.h"
 #endif
 
-#include "cache/compute_slot_mapping-inl.h"
 #include "cache/copy_blocks-inl.h"
 #include "cache/find_out_of_range-inl.h"
 #include "cache/write_kv_cache-inl.h"
 #include "gemm/linear-inl.h"
 #include "kernel_table.h"
+#include "sampling/topk_topp-inl.h"
 
 #define ANVIL_STRING_OF(x) #x
 #define ANVIL_NAME_OF(x) ANVIL_STRING_OF(x)
@@ -26,10 +26,10 @@ constinit const KernelTable table = {
     .isa = ANVIL_NAME_OF(ANVIL_ISA_NAMESPACE),
     .vector_bytes = ANVIL_VECTOR_BYTES,
     .find_out_of_range = find_out_of_range,
-    .compute_slot_mapping = compute_slot_mapping,
     .write_kv_cache = write_kv_cache,
     .copy_blocks = copy_blocks,
     .linear = linear,
+    .topk_topp = topk_topp,
 };
 
 }  // namespace anvil::kernels::ANVIL_ISA_NAMESPACE

@@ -10,11 +10,6 @@ TORCH_LIBRARY(anvil, m) {
 
   // cache: see vllm_anvil/ops/cache.py for shapes and meaning
   m.def(
-      "compute_slot_mapping(Tensor query_start_loc, Tensor positions, Tensor block_table, "
-      "Tensor(a!) slot_mapping, SymInt num_tokens, int block_size, int cp_world_size=1, "
-      "int cp_rank=0, int cp_interleave=1, int pad_id=-1) -> ()",
-      tags);
-  m.def(
       "write_kv_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
       "Tensor slot_mapping) -> ()",
       tags);
@@ -23,4 +18,7 @@ TORCH_LIBRARY(anvil, m) {
 
   // gemm: see vllm_anvil/ops/gemm.py
   m.def("linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor", tags);
+
+  // sampling: see vllm_anvil/ops/sampling.py
+  m.def("topk_topp(Tensor(a!) logits, Tensor? k, Tensor? p, float mask_value) -> ()", tags);
 }

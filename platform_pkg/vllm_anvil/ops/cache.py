@@ -12,56 +12,6 @@ from torch import Tensor
 import vllm_anvil.ops  # noqa: F401  the fakes below need the ops to exist
 
 
-def compute_slot_mapping(
-    query_start_loc: Tensor,
-    positions: Tensor,
-    block_table: Tensor,
-    slot_mapping: Tensor,
-    num_tokens: int,
-    block_size: int,
-    cp_world_size: int = 1,
-    cp_rank: int = 0,
-    cp_interleave: int = 1,
-    pad_id: int = -1,
-) -> None:
-    """Writes the slot of every token of a batch into ``slot_mapping``.
-
-    Args:
-        query_start_loc: ``[num_requests + 1]`` int32, contiguous. Request ``r`` owns the tokens
-            ``query_start_loc[r]`` to ``query_start_loc[r + 1] - 1``.
-        positions: at least ``[num_tokens]`` int64, contiguous: each token's position in its
-            request.
-        block_table: at least ``[num_requests, blocks_per_request]`` int32, rows contiguous.
-        slot_mapping: ``[max_num_tokens]`` int64, contiguous, **written**. Tokens from
-            ``num_tokens`` on get ``pad_id``; those below it that belong to no request keep their
-            value.
-        num_tokens: tokens of the batch without padding.
-        block_size: tokens in a block of one rank.
-        cp_world_size: context-parallel ranks that share each request. They take turns of
-            ``cp_interleave`` consecutive positions, and an entry of the block table then covers
-            ``block_size * cp_world_size`` positions, ``block_size`` of them on each rank.
-        cp_rank: this rank; tokens of the others get ``pad_id``.
-        cp_interleave: must divide ``block_size`` when there is more than one rank.
-        pad_id: slot that :func:`write_kv_cache` skips (negative).
-
-    Raises:
-        IndexError: a position lies outside its row of the block table, or ``query_start_loc``
-            decreases or exceeds ``num_tokens``; ``slot_mapping`` is unchanged.
-    """
-    torch.ops.anvil.compute_slot_mapping(
-        query_start_loc,
-        positions,
-        block_table,
-        slot_mapping,
-        num_tokens,
-        block_size,
-        cp_world_size,
-        cp_rank,
-        cp_interleave,
-        pad_id,
-    )
-
-
 def write_kv_cache(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
 ) -> None:
@@ -120,23 +70,7 @@ def swap_blocks(src: Tensor, dst: Tensor, block_pairs: Tensor) -> None:
     torch.ops.anvil.swap_blocks(src, dst, block_pairs)
 
 
-# All four write to arguments and return nothing, which leaves tracing nothing to compute.
-
-
-@torch.library.register_fake("anvil::compute_slot_mapping")
-def _(
-    query_start_loc: Tensor,
-    positions: Tensor,
-    block_table: Tensor,
-    slot_mapping: Tensor,
-    num_tokens: int,
-    block_size: int,
-    cp_world_size: int = 1,
-    cp_rank: int = 0,
-    cp_interleave: int = 1,
-    pad_id: int = -1,
-) -> None:
-    return None
+# All three write to arguments and return nothing, which leaves tracing nothing to compute.
 
 
 @torch.library.register_fake("anvil::write_kv_cache")

@@ -5,39 +5,7 @@ Each function takes the arguments of the op of the same name in :mod:`vllm_anvil
 describes them.
 """
 
-import itertools
-
-import torch
 from torch import Tensor
-
-
-def compute_slot_mapping(
-    query_start_loc: Tensor,
-    positions: Tensor,
-    block_table: Tensor,
-    slot_mapping: Tensor,
-    num_tokens: int,
-    block_size: int,
-    cp_world_size: int = 1,
-    cp_rank: int = 0,
-    cp_interleave: int = 1,
-    pad_id: int = -1,
-) -> None:
-    virtual_block_size = block_size * cp_world_size
-    starts = query_start_loc.tolist()
-    for request, (start, stop) in enumerate(itertools.pairwise(starts)):
-        if start == stop:
-            continue
-        position = positions[start:stop]
-        block = block_table[request].long()[position // virtual_block_size]
-        # Place of each position of a virtual block among those that its rank owns.
-        within = torch.arange(virtual_block_size, device=positions.device)
-        owned = within // cp_interleave % cp_world_size == cp_rank
-        place = owned.long().cumsum(0) - 1
-        offset = position % virtual_block_size
-        slots = block * block_size + place[offset]
-        slot_mapping[start:stop] = torch.where(owned[offset], slots, pad_id)
-    slot_mapping[num_tokens:] = pad_id
 
 
 def write_kv_cache(

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Top-k and top-p masks, and the pipeline that splits a row for top-p alone.
 
+The whole-row kernel's tests run with the native kernel that stands in for it as well.
+
 Of tokens that tie for the last place, any may be kept, as many as fit. The kernels compute with
 float32 sums, so tokens at the edge of p may differ where their sum is within 1e-5 of it.
 """
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +22,34 @@ MODULE = "vllm.v1.sample.ops.topk_topp_triton"
 WHOLE = f"{MODULE}:_topk_topp_kernel"
 SPLIT = [f"{MODULE}:_topp_sb_{part}_kernel" for part in ("stats", "step", "mask")]
 EDGE = 1e-5
+
+
+@pytest.fixture(params=["compiled", "native"])
+def implementation(
+    request: pytest.FixtureRequest,
+    device: torch.device,
+    launched: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[None]:
+    """Routes launches to the native kernel, which then counts as the one that is checked."""
+    if request.param == "compiled":
+        yield
+        return
+    if device.type != "anvil":
+        pytest.skip("native kernels are for the anvil device")
+    from vllm_anvil.ops import sampling
+    from vllm_anvil.plugin import triton_overrides
+
+    native = sampling.topk_topp
+
+    def recorded(*args: Any) -> None:
+        launched.add(WHOLE)
+        native(*args)
+
+    monkeypatch.setattr(sampling, "topk_topp", recorded)
+    triton_overrides.register()
+    yield
+    triton_overrides.unregister()
 
 
 def check_row(
@@ -52,6 +84,7 @@ def random_logits(rows: int, vocab_size: int) -> Tensor:
 
 
 @pytest.mark.checks(WHOLE)
+@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize(
     ("vocab_size", "mode"),
     [(1, "k and p"), (1025, "k"), (1025, "p"), (1025, "k and p"), (32003, "p"), (32003, "k and p")],
@@ -82,6 +115,7 @@ def test_masks(device: torch.device, vocab_size: int, mode: str) -> None:
 
 
 @pytest.mark.checks(WHOLE)
+@pytest.mark.usefixtures("implementation")
 def test_ties_at_the_last_place(device: torch.device) -> None:
     logits = torch.zeros(4, 1025)
     logits[0, 700:900] = 1.0  # 200 share the first places, of which 10 are to be kept
@@ -96,6 +130,7 @@ def test_ties_at_the_last_place(device: torch.device) -> None:
 
 
 @pytest.mark.checks(WHOLE)
+@pytest.mark.usefixtures("implementation")
 def test_more_rows_than_programs_and_another_mask(device: torch.device) -> None:
     logits = random_logits(70, 1025)
     columns = logits.T.contiguous().to(device).T  # not contiguous along the vocabulary
