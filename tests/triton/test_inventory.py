@@ -170,6 +170,7 @@ def test_a_kernel_that_ends_its_process_ends_no_other(
     assert done.overridden == ["a.b"]
 
 
+@pytest.mark.slow  # three minutes; what is launched by an engine is compiled by other tests
 def test_specimens_are_launches_that_triton_accepts(kernels: list[TritonFunction]) -> None:
     names = [kernel.name for kernel in kernels if kernel.name not in REFUSED]
     done = compilation.compile_all(names, PROCESSES, "ttir")
