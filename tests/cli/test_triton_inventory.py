@@ -25,7 +25,7 @@ RECORD = Record(
         "vllm.lora.ops:kernel": "",
         "vllm.lora.ops:broken": "operation [tt.x]",
     },
-    overridden=frozenset({"vllm.lora.ops.overridden"}),
+    overridden=frozenset({"vllm.lora.ops:overridden"}),
     checked=frozenset({"vllm.v1.sample.ops:kernel"}),
 )
 
@@ -75,7 +75,7 @@ def test_compiling_replaces_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -
         results = [compilation.Result(name, "no" if "sample" in name else "") for name in names]
         for result in results:
             progress(result)
-        return compilation.Compilation(results, ["vllm.lora.ops.overridden"])
+        return compilation.Compilation(results, ["vllm.lora.ops:overridden"])
 
     monkeypatch.setattr(compilation, "compile_all", compile_all)
     status, states = listed("--compile", "--processes", "3")

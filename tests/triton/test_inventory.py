@@ -120,7 +120,7 @@ def test_an_unknown_kernel_and_a_stale_record_are_noticed(engine: Path) -> None:
     record = Record(
         engine="0",
         reasons={"vllm.ops.kernels:tuned": "", "vllm.ops.kernels:gone": ""},
-        overridden=frozenset({"vllm.ops.kernels.Kernel.kernel"}),
+        overridden=frozenset({"vllm.ops.kernels:Kernel.kernel"}),
         checked=frozenset({"vllm.ops.kernels:tuned", "vllm.ops.kernels:never"}),
     )
     states = {entry.kernel: entry.state for entry in inventory.entries(found, record)}

@@ -116,8 +116,7 @@ def entries(kernels: Iterable[TritonFunction], record: Record) -> list[Entry]:
 def _entry(kernel: TritonFunction, record: Record) -> Entry:
     name = kernel.name
     state, reason = State.UNKNOWN, ""
-    # The engine's dispatcher separates the module by a dot.
-    if name.replace(":", ".") in record.overridden:
+    if name in record.overridden:
         state = State.OVERRIDDEN
     elif name in REFUSED:
         state, reason = State.REFUSED, REFUSED[name]
