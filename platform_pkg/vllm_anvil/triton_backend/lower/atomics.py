@@ -11,6 +11,7 @@ from vllm_anvil.triton_backend.emit.types import llvm_type, memory_type
 from vllm_anvil.triton_backend.errors import UnsupportedKernel
 from vllm_anvil.triton_backend.lower import elementwise
 from vllm_anvil.triton_backend.lower.analysis import is_tile
+from vllm_anvil.triton_backend.lower.chunks import repeated
 from vllm_anvil.triton_backend.lower.function import FunctionLowering
 from vllm_anvil.triton_backend.lower.loops import counted
 from vllm_anvil.triton_backend.lower.positions import Index, Position
@@ -147,7 +148,7 @@ def _for_each_element(
         scalars = [chunk.base for chunk in chunks if chunk.base is not None]
         condition = scalars.pop() if mask else None
         old = _where(lowering, condition, buffer.element, scalars, atomic)
-        chunk = lowering.repeated(buffer.element, old, 1)
+        chunk = repeated(buffer.element, old, 1)
         store_chunk(lowering.builder, buffer, position, chunk)
     lowering.define(result, buffer)
 

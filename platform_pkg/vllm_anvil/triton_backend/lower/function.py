@@ -25,6 +25,7 @@ from vllm_anvil.triton_backend.errors import UnsupportedKernel
 from vllm_anvil.triton_backend.lower import elementwise
 from vllm_anvil.triton_backend.lower.analysis import FunctionAnalysis, is_tile
 from vllm_anvil.triton_backend.lower.buffers import Buffer, BufferAllocator, stack_memory
+from vllm_anvil.triton_backend.lower.chunks import Chunk, added, elementwise_chunk, repeated
 from vllm_anvil.triton_backend.lower.lanes import Addresses, Lanes
 from vllm_anvil.triton_backend.lower.loops import each_chunk
 from vllm_anvil.triton_backend.lower.positions import Position
@@ -34,14 +35,12 @@ from vllm_anvil.triton_backend.ttir.model import (
     Block,
     Function,
     Operation,
-    PointerType,
     TensorType,
     Value,
     element_of,
 )
 
 T = TypeVar("T")
-Chunk = Lanes | Addresses
 
 # From what cost on a value that is wanted twice is kept instead of made again; a plain arithmetic
 # operation costs 1 (see elementwise.cost), reading a chunk back about as much.
@@ -273,7 +272,7 @@ class FunctionLowering:
     def chunk(self, value: Value, position: Position) -> Chunk:
         """The lanes of a value at a position; of a scalar, the scalar in each."""
         if not is_tile(value):
-            return self.repeated(element_of(value.type), self.scalar(value), position.lanes)
+            return repeated(element_of(value.type), self.scalar(value), position.lanes)
         return self.once((value, position.key), lambda: self._make_chunk(value, position))
 
     def numbers(self, value: Value, position: Position) -> Lanes:
@@ -287,12 +286,6 @@ class FunctionLowering:
         chunk = self.chunk(value, position)
         assert isinstance(chunk, Addresses)
         return chunk
-
-    @staticmethod
-    def repeated(element: Any, scalar: ir.Value, count: int) -> Chunk:
-        if isinstance(element, PointerType):
-            return Addresses.uniform(element, count, scalar)
-        return Lanes.uniform(element, count, scalar)
 
     def _make_chunk(self, value: Value, position: Position) -> Chunk:
         tile = self.tiles[value]
@@ -391,61 +384,3 @@ def _expands(operation: Operation) -> bool:
         operation.name == "tt.broadcast"
         and operation.result.type.size > operation.operands[0].type.size  # type: ignore[union-attr]
     )
-
-
-def added(builder: ir.IRBuilder, lanes: Lanes, scalar: ir.Value) -> Lanes:
-    """Each lane plus a scalar of its type."""
-    if lanes.pattern is not None:
-        assert lanes.base is not None
-        base = builder.add(lanes.base, scalar)
-        return Lanes(lanes.element, lanes.count, base, lanes.pattern)
-    other = Lanes.uniform(lanes.element, lanes.count, scalar).vector(builder)
-    return Lanes.of(lanes.element, lanes.count, builder.add(lanes.vector(builder), other))
-
-
-def elementwise_chunk(
-    lowering: FunctionLowering, operation: Operation, value: Value, position: Position
-) -> Chunk:
-    """A chunk of an element-wise operation: scalar work where all lanes are the same."""
-    builder, count = lowering.builder, position.lanes
-    chunks = [lowering.chunk(operand, position) for operand in operation.operands]
-    results = elementwise_results(builder, operation, chunks, count)
-    for other, result in zip(operation.results, results, strict=True):
-        if other is not value:
-            lowering.once((other, position.key), lambda result=result: result)  # type: ignore[misc]
-    return results[operation.results.index(value)]
-
-
-def elementwise_results(
-    builder: ir.IRBuilder, operation: Operation, chunks: list[Chunk], count: int
-) -> list[Chunk]:
-    from vllm_anvil.triton_backend.lower.indexing import indexed
-
-    shortcut = indexed(builder, operation, chunks, count)
-    if shortcut is not None:
-        return [shortcut]
-    elements = [element_of(result.type) for result in operation.results]
-    if all(chunk.is_uniform for chunk in chunks):
-        scalars = [c.base if isinstance(c, Addresses) else c.scalar for c in chunks]
-        made = elementwise.emit_all(builder, operation, scalars)
-        return [
-            FunctionLowering.repeated(element, scalar, count)
-            for element, scalar in zip(elements, made, strict=True)
-        ]
-    vectors = [
-        c.numbers(builder) if isinstance(c, Addresses) else c.vector(builder) for c in chunks
-    ]
-    made = elementwise.emit_all(builder, operation, vectors)
-    return [
-        chunk_of(builder, element, count, vector)
-        for element, vector in zip(elements, made, strict=True)
-    ]
-
-
-def chunk_of(builder: ir.IRBuilder, element: Any, count: int, vector: ir.Value) -> Chunk:
-    """Of a vector; pointers are given as i64."""
-    from vllm_anvil.triton_backend.lower.lanes import addresses_of_numbers
-
-    if isinstance(element, PointerType):
-        return addresses_of_numbers(builder, element, count, vector)
-    return Lanes.of(element, count, vector)

@@ -17,7 +17,7 @@ from vllm_anvil.triton_backend.ttir.model import (
 )
 
 if TYPE_CHECKING:
-    from vllm_anvil.triton_backend.lower.function import Chunk
+    from vllm_anvil.triton_backend.lower.chunks import Chunk
 
 Shortcut = Callable[[ir.IRBuilder, Operation, "list[Chunk]", int], "Chunk | None"]
 

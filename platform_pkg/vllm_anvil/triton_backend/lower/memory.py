@@ -10,7 +10,8 @@ from llvmlite import ir
 from vllm_anvil.triton_backend.emit.types import memory_type, to_memory, to_register
 from vllm_anvil.triton_backend.lower.analysis import is_tile
 from vllm_anvil.triton_backend.lower.buffers import Buffer
-from vllm_anvil.triton_backend.lower.function import Chunk, FunctionLowering, MovingTile
+from vllm_anvil.triton_backend.lower.chunks import Chunk, repeated
+from vllm_anvil.triton_backend.lower.function import FunctionLowering, MovingTile
 from vllm_anvil.triton_backend.lower.intrinsics import (
     any_lane,
     gather,
@@ -104,15 +105,15 @@ def load_lanes(
     if addresses.is_uniform and (mask is None or same_everywhere):
         condition = None if mask is None else mask.scalar
         scalar = load_scalar(builder, element, addresses.base, condition, _scalar(other))
-        return FunctionLowering.repeated(element, scalar, count)
+        return repeated(element, scalar, count)
     type_ = ir.VectorType(memory_type(element), count)
     rest = ir.Constant(type_, None) if other is None else _stored(builder, other, element)
     if addresses.is_uniform:
         assert mask is not None
         active = any_lane(builder, mask.vector(builder))
         scalar = load_scalar(builder, element, addresses.base, active)
-        repeated = FunctionLowering.repeated(element, scalar, count)
-        vector = builder.select(mask.vector(builder), _stored(builder, repeated, element), rest)
+        everywhere = _stored(builder, repeated(element, scalar, count), element)
+        vector = builder.select(mask.vector(builder), everywhere, rest)
     elif addresses.is_contiguous():
         if mask is None:
             vector = builder.load(addresses.base, typ=type_)

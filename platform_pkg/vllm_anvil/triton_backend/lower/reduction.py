@@ -14,8 +14,9 @@ from llvmlite import ir
 from vllm_anvil.triton_backend.emit.types import memory_type, to_memory
 from vllm_anvil.triton_backend.errors import UnsupportedKernel
 from vllm_anvil.triton_backend.lower.buffers import Buffer
+from vllm_anvil.triton_backend.lower.chunks import Chunk
 from vllm_anvil.triton_backend.lower.combine import combined
-from vllm_anvil.triton_backend.lower.function import Chunk, FunctionLowering
+from vllm_anvil.triton_backend.lower.function import FunctionLowering
 from vllm_anvil.triton_backend.lower.intrinsics import shuffled
 from vllm_anvil.triton_backend.lower.lanes import Addresses, Lanes
 from vllm_anvil.triton_backend.lower.loops import LANES, counted, each_chunk

@@ -8,7 +8,8 @@ from llvmlite import ir
 from vllm_anvil.triton_backend.emit.constants import constant
 from vllm_anvil.triton_backend.emit.types import memory_type
 from vllm_anvil.triton_backend.lower.buffers import Buffer
-from vllm_anvil.triton_backend.lower.function import Chunk, FunctionLowering, chunk_of
+from vllm_anvil.triton_backend.lower.chunks import Chunk, chunk_of, repeated
+from vllm_anvil.triton_backend.lower.function import FunctionLowering
 from vllm_anvil.triton_backend.lower.intrinsics import gather
 from vllm_anvil.triton_backend.lower.lanes import Addresses, Lanes
 from vllm_anvil.triton_backend.lower.loops import each_chunk
@@ -71,9 +72,7 @@ def global_constant(module: ir.Module, name: str, initial: ir.Constant) -> ir.Va
 @lazy("arith.constant")
 def constant_chunk(lowering: FunctionLowering, operation: Operation, position: Position) -> Chunk:
     element = element_of(operation.result.type)
-    return lowering.repeated(
-        element, constant(element, operation.attributes["value"]), position.lanes
-    )
+    return repeated(element, constant(element, operation.attributes["value"]), position.lanes)
 
 
 @eager("ub.poison")

@@ -15,7 +15,7 @@ from vllm_anvil.triton_backend.lower.positions import Index, Position
 from vllm_anvil.triton_backend.ttir.model import ElementType, PointerType
 
 if TYPE_CHECKING:
-    from vllm_anvil.triton_backend.lower.function import Chunk
+    from vllm_anvil.triton_backend.lower.chunks import Chunk
 
 # Lanes that lie within a window of so many elements are picked from vectors instead of gathered.
 WINDOW = 64
