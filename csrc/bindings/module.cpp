@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Python module _C: a thin layer over the runtime and the glue. Everything a user sees is in
 // vllm_anvil/device.
+#include <torch/csrc/utils/device_lazy_init.h>
+
 #include <chrono>
 #include <thread>
 #include <vector>
@@ -78,6 +80,12 @@ at::Tensor host_alias(const at::Tensor& tensor) {
   return anvil::host_tensor(tensor);
 }
 
+at::Tensor device_alias(const at::Tensor& tensor, int device) {
+  // It may be the first tensor of the device, before which torch takes waiting for nothing to do.
+  torch::utils::device_lazy_init(anvil::kAnvil);
+  return anvil::device_alias(tensor, static_cast<c10::DeviceIndex>(device));
+}
+
 // Around every wait for the device: a command may need the lock to drop a Python object.
 void* release_gil() { return PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; }
 void take_gil(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
@@ -126,7 +134,7 @@ PYBIND11_MODULE(_C, m) {
   anvil::bindings::add_sanitizer(m);
   anvil::bindings::add_triton(m);
   def(m, "host_alias", &host_alias);
-  def(m, "device_alias", &anvil::device_alias);
+  def(m, "device_alias", &device_alias);
   def(m, "active_isa", &active_isa);
   def(m, "supported_isas", &supported_isas);
 }
