@@ -6,6 +6,7 @@ Run by test_engine.py in a subprocess: `python engine_report.py MODEL`.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -35,6 +36,8 @@ def refused(call) -> str:  # type: ignore[no-untyped-def]
 
 def main(model: str) -> dict:
     out: dict = {}
+    # Run after what the worker registers, as the last registered is run first.
+    atexit.register(lambda: print("LEFT TO ITSELF", gc.get_freeze_count()))
     llm = LLM(model, max_model_len=256, max_num_batched_tokens=64, max_num_seqs=8, seed=0)
     worker = llm.llm_engine.model_executor.driver_worker.worker
     runner = worker.model_runner

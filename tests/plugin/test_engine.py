@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -62,6 +63,11 @@ def test_who_runs(report: dict[str, Any]) -> None:
     # The worker says so itself.
     assert "AnvilWorker on device=anvil:0" in report["log"]
     assert "model runner V2 (AnvilModelRunner)" in report["log"]
+
+
+def test_garbage_is_left_to_itself_at_exit(report: dict[str, Any]) -> None:
+    (left,) = re.findall(r"^LEFT TO ITSELF (\d+)$", report["log"], re.MULTILINE)
+    assert int(left) > 100_000
 
 
 def test_threads_of_fallback_ops(report: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ is listed in tests/plugin/test_contract.py.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 from contextlib import AbstractContextManager
@@ -47,6 +48,9 @@ class AnvilWorker(Worker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         seams.apply(seams.WORKER)
         custom_ops.register()
+        # When a process ends, Python looks for garbage in all that the engine has loaded, several
+        # times over: seconds in which vLLM may lose patience and kill it. None has to be found.
+        atexit.register(gc.freeze)
         super().__init__(*args, **kwargs)
 
     # ------------------------------------------------------------------ bringing the device up
