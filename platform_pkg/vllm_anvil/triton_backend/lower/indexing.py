@@ -35,28 +35,22 @@ def _patterned(chunks: list[Chunk]) -> list[Lanes] | None:
     return lanes if len(lanes) == len(chunks) and any(any(c.pattern or ()) for c in lanes) else None
 
 
-def _add(
-    builder: ir.IRBuilder, operation: Operation, chunks: list[Chunk], count: int
-) -> Chunk | None:
-    lanes = _patterned(chunks)
-    if lanes is None:
-        return None
-    a, b = lanes
-    assert a.pattern is not None and b.pattern is not None
-    pattern = tuple(x + y for x, y in zip(a.pattern, b.pattern, strict=True))
-    return Lanes(element_of(operation.result.type), count, builder.add(a.base, b.base), pattern)
+def _summed(sign: int) -> Shortcut:
+    """The sum, or with -1 the difference, of two."""
 
+    def shortcut(
+        builder: ir.IRBuilder, operation: Operation, chunks: list[Chunk], count: int
+    ) -> Chunk | None:
+        lanes = _patterned(chunks)
+        if lanes is None:
+            return None
+        a, b = lanes
+        assert a.pattern is not None and b.pattern is not None
+        pattern = tuple(x + sign * y for x, y in zip(a.pattern, b.pattern, strict=True))
+        base = (builder.add if sign > 0 else builder.sub)(a.base, b.base)
+        return Lanes(element_of(operation.result.type), count, base, pattern)
 
-def _subtract(
-    builder: ir.IRBuilder, operation: Operation, chunks: list[Chunk], count: int
-) -> Chunk | None:
-    lanes = _patterned(chunks)
-    if lanes is None:
-        return None
-    a, b = lanes
-    assert a.pattern is not None and b.pattern is not None
-    pattern = tuple(x - y for x, y in zip(a.pattern, b.pattern, strict=True))
-    return Lanes(element_of(operation.result.type), count, builder.sub(a.base, b.base), pattern)
+    return shortcut
 
 
 def _multiply(
@@ -149,8 +143,8 @@ def _number_of_pointer(
 
 
 _SHORTCUTS: dict[str, Shortcut] = {
-    "arith.addi": _add,
-    "arith.subi": _subtract,
+    "arith.addi": _summed(1),
+    "arith.subi": _summed(-1),
     "arith.muli": _multiply,
     "arith.extsi": _extend,
     "arith.extui": _extend,

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_anvil.triton_backend.errors import UnsupportedKernel
+from vllm_anvil.triton_backend.ttir.constants import constant_value
 from vllm_anvil.triton_backend.ttir.model import (
     Block,
     Function,
@@ -295,7 +295,7 @@ class Parser:
         else:
             value = scanner.accept_number()
         signature = self._signature()
-        operation.attributes["value"] = _constant_value(value, signature.inputs[0])
+        operation.attributes["value"] = constant_value(value, signature.inputs[0])
         return signature
 
     def _call(self, operation: Operation) -> _Signature:
@@ -417,34 +417,6 @@ class Parser:
         if scanner.at("{"):
             operation.attributes.update(scanner.take_dictionary())
         return _Signature()
-
-
-def _constant_value(item: Any, type_: Type) -> Any:
-    """A number, or a flat list of numbers, of what `dense<...>` or a scalar constant says."""
-    element = element_of(type_)
-    if isinstance(item, list):
-        flat: list[Any] = []
-        for inner in item:
-            value = _constant_value(inner, type_)
-            flat += value if isinstance(value, list) else [value]
-        return flat
-    if isinstance(item, tuple):  # raw bytes, as large constants are printed
-        return _numbers_from_bytes(bytes.fromhex(item[1].removeprefix("0x")), element)
-    if item in ("true", "false"):
-        return int(item == "true")
-    return Scanner.number(item, element)
-
-
-def _numbers_from_bytes(data: bytes, element: Any) -> list[Any]:
-    if isinstance(element, ScalarType) and element.is_float and element.name != "bf16":
-        letter = {16: "e", 32: "f", 64: "d"}[element.bits]
-    else:
-        letter = {1: "b", 2: "h", 4: "i", 8: "q"}[element.bytes]
-    numbers = list(struct.unpack(f"<{len(data) // element.bytes}{letter}", data))
-    if isinstance(element, ScalarType) and element.name == "bf16":
-        packed = struct.pack(f"<{len(numbers) * 2}h", *(x for n in numbers for x in (0, n)))
-        return list(struct.unpack(f"<{len(numbers)}f", packed))
-    return numbers
 
 
 def _with_element(type_: Type, element: Any) -> Type:
