@@ -63,7 +63,7 @@ def ask():
 is_root = os.geteuid() == 0  # who may read everything
 assert ask() is False and ask() is True
 cache = Path(os.environ["TRITON_CACHE_DIR"])
-files = sorted(file for file in cache.rglob("*") if file.is_file())
+files = sorted(cache.glob("*/*"))  # of the kernel; beside it is what Triton says of itself
 print(sorted(file.name for file in files))
 for damage in DAMAGE:
     for file in files:
@@ -222,7 +222,7 @@ cache.CheckedCacheManager._write = limited
     assert done.stdout.splitlines() == [COMPILED], done.stderr
     assert "File too large" in done.stderr
     assert all(
-        file.stat().st_size == 0 for file in (tmp_path / "cache").rglob("*") if file.is_file()
+        file.stat().st_size == 0 for file in (tmp_path / "cache").glob("*/*") if file.is_file()
     )
     assert output(tmp_path, REPORT) == [COMPILED]
 
