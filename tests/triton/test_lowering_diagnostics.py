@@ -5,14 +5,23 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from triton import knobs
 
 import vllm_anvil.triton  # noqa: F401  (makes the device Triton's target)
 from vllm_anvil.triton_backend.errors import UnsupportedKernel
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel in Triton's cache names the file that it was compiled from first, which may be a
+    copy of this one elsewhere."""
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))
 
 
 @triton.jit
