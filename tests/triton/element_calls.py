@@ -172,3 +172,14 @@ def compile_operation(
         return cut[0] if len(cut) == 1 else cut
 
     return call
+
+
+# What the end of a comparison's predicate means.
+PREDICATES = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}

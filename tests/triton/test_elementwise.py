@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from element_calls import BASELINE, CPUS, compile_operation, operation, storage
+from element_calls import BASELINE, CPUS, PREDICATES, compile_operation, operation, storage
 from llvmlite import ir
 
 from vllm_anvil.triton_backend.emit import HostCpu
@@ -207,16 +207,6 @@ def test_booleans(lanes: int | None, cpu: HostCpu | None) -> None:
         np.testing.assert_array_equal(result, reference(x, y), name)
 
 
-INTEGER_PREDICATES = {
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-}
-
-
 @pytest.mark.parametrize("cpu", CPUS)
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("type_", ["i1", *INTEGERS])
@@ -225,7 +215,7 @@ def test_comparisons_of_integers(type_: str, lanes: int | None, cpu: HostCpu | N
         x, y = np.array([[0, 0, 1, 1], [0, 1, 0, 1]], np.uint8)
     else:
         x, y = integer_pairs(type_)
-    for predicate, reference in INTEGER_PREDICATES.items():
+    for predicate, reference in PREDICATES.items():
         for sign in ("",) if predicate in ("eq", "ne") else ("s", "u"):
             compare = compile_operation(
                 "arith.cmpi",

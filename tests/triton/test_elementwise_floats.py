@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from element_calls import CPUS, compile_operation, storage
+from element_calls import CPUS, PREDICATES, compile_operation, storage
 from float_formats import DTYPES, rounded, samples, values
 
 from vllm_anvil.triton_backend.emit import HostCpu
@@ -112,16 +112,6 @@ def test_clamp() -> None:
         clamp = compile_operation("tt.clampf", ["f32"] * 3, ["f32"], propagateNan=mode)
         reference = np.where(np.isnan(x), of_nan, np.clip(x, -1, 1))
         np.testing.assert_array_equal(clamp(x, low, high), reference)
-
-
-PREDICATES = {
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-}
 
 
 @pytest.mark.parametrize("cpu", CPUS)

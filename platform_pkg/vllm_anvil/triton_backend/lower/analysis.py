@@ -22,6 +22,10 @@ WRITES = frozenset(
     {"tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.call", "gpu.barrier", "ttg.barrier"}
 )
 
+# Lazy operations that read other elements of their operands than the one they make; all others keep
+# each lane in its place.
+MOVES_ELEMENTS = frozenset({"tt.broadcast", "tt.expand_dims", "tt.trans", "tt.reshape", "tt.join"})
+
 # Operations whose result is a view of an operand's pointers.
 _SAME_ROOT = frozenset(
     {

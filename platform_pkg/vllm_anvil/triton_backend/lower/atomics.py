@@ -18,7 +18,6 @@ from vllm_anvil.triton_backend.lower.positions import Index, Position
 from vllm_anvil.triton_backend.lower.registry import eager
 from vllm_anvil.triton_backend.lower.tile_memory import store_chunk
 from vllm_anvil.triton_backend.ttir.model import (
-    ElementType,
     Operation,
     ScalarType,
     TensorType,
@@ -135,7 +134,7 @@ def _for_each_element(
     if not isinstance(result.type, TensorType):
         scalars = [lowering.scalar(value) for value in operands]
         condition = lowering.scalar(mask[0]) if mask else None
-        lowering.define(result, _where(lowering, condition, result.type, scalars, atomic))
+        lowering.define(result, _where(lowering, condition, scalars, atomic))
         return
     buffer = lowering.buffers.take(result.type)
     for value in (*operands, *mask):
@@ -147,7 +146,7 @@ def _for_each_element(
         chunks = [lowering.chunk(value, position) for value in (*operands, *mask)]
         scalars = [chunk.base for chunk in chunks if chunk.base is not None]
         condition = scalars.pop() if mask else None
-        old = _where(lowering, condition, buffer.element, scalars, atomic)
+        old = _where(lowering, condition, scalars, atomic)
         chunk = repeated(buffer.element, old, 1)
         store_chunk(lowering.builder, buffer, position, chunk)
     lowering.define(result, buffer)
@@ -156,7 +155,6 @@ def _for_each_element(
 def _where(
     lowering: FunctionLowering,
     condition: ir.Value | None,
-    element: ElementType,
     scalars: list[ir.Value],
     atomic: Atomic,
 ) -> ir.Value:
@@ -169,7 +167,6 @@ def _where(
         old = atomic(scalars)
         inside = builder.block
     merged = builder.phi(old.type)
-    is_pointer = isinstance(old.type, ir.PointerType)
-    merged.add_incoming(ir.Constant(old.type, None if is_pointer else 0), before)
+    merged.add_incoming(ir.Constant(old.type, None), before)
     merged.add_incoming(old, inside)
     return merged

@@ -28,9 +28,6 @@ class Buffer:
     shape: tuple[int, ...]
     element: ElementType
 
-    def reshaped(self, shape: tuple[int, ...]) -> Buffer:
-        return Buffer(self.pointer, shape, self.element)
-
 
 def stack_memory(entry: ir.IRBuilder, type_: ir.Type, count: int = 1) -> ir.Value:
     """Room for elements on the stack, taken once for all of the function."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
+from vllm_anvil.triton_backend.lower.analysis import MOVES_ELEMENTS
 from vllm_anvil.triton_backend.lower.buffers import Buffer
 from vllm_anvil.triton_backend.lower.function import FunctionLowering, MovingTile
 from vllm_anvil.triton_backend.lower.intrinsics import call_intrinsic
@@ -14,9 +15,6 @@ from vllm_anvil.triton_backend.ttir.model import TensorType, Value
 
 I1 = ir.IntType(1)
 I64 = ir.IntType(64)
-
-# Operations that read other elements of their operands than the one they make.
-_MOVES_ELEMENTS = frozenset({"tt.broadcast", "tt.expand_dims", "tt.trans", "tt.reshape", "tt.join"})
 
 
 def carry_tiles(
@@ -66,7 +64,7 @@ def _buffers_read(lowering: FunctionLowering, value: Value) -> set[tuple[ir.Valu
             visit(tile.origin, same_place)
         else:
             for operand in tile.operands:
-                visit(operand, same_place and tile.name not in _MOVES_ELEMENTS)
+                visit(operand, same_place and tile.name not in MOVES_ELEMENTS)
 
     visit(value, True)
     return found

@@ -68,14 +68,17 @@ def elementwise_results(
         return [
             repeated(element, scalar, count) for element, scalar in zip(elements, made, strict=True)
         ]
-    vectors = [
-        c.numbers(builder) if isinstance(c, Addresses) else c.vector(builder) for c in chunks
-    ]
+    vectors = [vector_of(builder, chunk) for chunk in chunks]
     made = elementwise.emit_all(builder, operation, vectors)
     return [
         chunk_of(builder, element, count, vector)
         for element, vector in zip(elements, made, strict=True)
     ]
+
+
+def vector_of(builder: ir.IRBuilder, chunk: Chunk) -> ir.Value:
+    """All lanes, of pointers as i64; a scalar where there is one lane."""
+    return chunk.numbers(builder) if isinstance(chunk, Addresses) else chunk.vector(builder)
 
 
 def chunk_of(builder: ir.IRBuilder, element: ElementType, count: int, vector: ir.Value) -> Chunk:

@@ -178,21 +178,19 @@ def lower_if(lowering: FunctionLowering, operation: Operation) -> None:
     branches = [builder.append_basic_block(f"if_{part}") for part in ("true", "false")]
     after = builder.append_basic_block("if_end")
     builder.cbranch(condition, *branches)
-    incoming: list[tuple[list[Value], dict[Value, ir.Value], ir.Block]] = []
+    incoming: list[tuple[dict[Value, ir.Value], ir.Block]] = []
     for number, branch in enumerate(branches):
         builder.position_at_end(branch)
-        yielded: list[Value] = []
         scalars: dict[Value, ir.Value] = {}
         if number < len(operation.regions):
             with lowering.region():
                 end = lowering.lower_body(operation.regions[number].block)
-                yielded = end.operands
-                for value, result in zip(yielded, operation.results, strict=True):
+                for value, result in zip(end.operands, operation.results, strict=True):
                     if result in buffers:
                         lowering.store_tile(value, buffers[result])
                     else:
                         scalars[result] = lowering.scalar(value)
-        incoming.append((yielded, scalars, builder.block))
+        incoming.append((scalars, builder.block))
         builder.branch(after)
     builder.position_at_end(after)
     for result in operation.results:
@@ -200,7 +198,7 @@ def lower_if(lowering: FunctionLowering, operation: Operation) -> None:
             lowering.define(result, buffers[result])
             continue
         phi = builder.phi(llvm_type(element_of(result.type)))
-        for _, scalars, block in incoming:
+        for scalars, block in incoming:
             phi.add_incoming(scalars[result], block)
         lowering.define(result, phi)
 
@@ -262,7 +260,7 @@ def lower_while(lowering: FunctionLowering, operation: Operation) -> None:
 
 @eager("cf.br", "cf.cond_br")
 def lower_branch(lowering: FunctionLowering, operation: Operation) -> None:
-    lowering.settle_all(operation)
+    lowering.settle(operation)
     builder = lowering.builder
     targets = []
     for block, passed in operation.successors:

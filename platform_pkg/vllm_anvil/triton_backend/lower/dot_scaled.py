@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
+from vllm_anvil.triton_backend.emit.types import splat, with_scalar
 from vllm_anvil.triton_backend.errors import UnsupportedKernel
 from vllm_anvil.triton_backend.lower.buffers import Buffer
 from vllm_anvil.triton_backend.lower.dot import F32, add_product, converted_lanes
@@ -98,13 +99,12 @@ def _of_halves(lowering: FunctionLowering, value: Value, position: Position, inn
     index = position.indices[inner]
     source = position.with_index(inner, _shifted(builder, index, 1))
     half = index.field(builder, 0, 1, is_top=False)
-    base = I32(half.base) if isinstance(half.base, int) else half.base
-    which = Lanes(ScalarType("i32"), count, base, half.pattern).vector(builder)
+    which = Lanes.of_index(half).vector(builder)
     assert element_of(value.type) == ScalarType("i8")
     stored = lowering.numbers(value, source).vector(builder)
     wide = which.type
-    code = builder.lshr(builder.zext(stored, wide), builder.mul(which, _all(wide, 4)))
-    code = builder.and_(code, _all(wide, 15))
+    code = builder.lshr(builder.zext(stored, wide), builder.mul(which, splat(wide, 4)))
+    code = builder.and_(code, splat(wide, 15))
     numbers = [FLOAT(number) for number in (*_E2M1, *(-number for number in _E2M1))]
     initial = ir.Constant(ir.ArrayType(FLOAT, len(numbers)), numbers)
     table = global_constant(lowering.module, "e2m1", initial)
@@ -117,18 +117,11 @@ def _of_halves(lowering: FunctionLowering, value: Value, position: Position, inn
 
 def _power(builder: ir.IRBuilder, exponent: ir.Value) -> ir.Value:
     """Two to the power of a byte less 127, as float32; 255 stands for NaN."""
-    is_vector = isinstance(exponent.type, ir.VectorType)
-    wide = ir.VectorType(I32, exponent.type.count) if is_vector else I32
+    wide = with_scalar(exponent.type, I32)
     number = builder.zext(exponent, wide)
-    bits = builder.shl(number, _all(wide, 23))
-    smallest = builder.icmp_unsigned("==", number, _all(wide, 0))
-    bits = builder.select(smallest, _all(wide, 1 << 22), bits)
-    none = builder.icmp_unsigned("==", number, _all(wide, 255))
-    bits = builder.select(none, _all(wide, 0x7FC00000), bits)
-    return builder.bitcast(bits, ir.VectorType(FLOAT, wide.count) if is_vector else FLOAT)
-
-
-def _all(type_: ir.Type, number: int) -> ir.Constant:
-    if isinstance(type_, ir.VectorType):
-        return ir.Constant(type_, [I32(number)] * type_.count)
-    return ir.Constant(type_, number)
+    bits = builder.shl(number, splat(wide, 23))
+    smallest = builder.icmp_unsigned("==", number, splat(wide, 0))
+    bits = builder.select(smallest, splat(wide, 1 << 22), bits)
+    none = builder.icmp_unsigned("==", number, splat(wide, 255))
+    bits = builder.select(none, splat(wide, 0x7FC00000), bits)
+    return builder.bitcast(bits, with_scalar(wide, FLOAT))

@@ -230,12 +230,6 @@ class FunctionLowering:
             if value in self._pending and used(value, operation):
                 self.materialize(value)
 
-    def settle_all(self, operation: Operation) -> None:
-        """The same for an operation after which anything may follow."""
-        for value in list(self._pending):
-            if value in self._pending and self.analysis.used_after(value, operation):
-                self.materialize(value)
-
     @contextmanager
     def region(self) -> Iterator[None]:
         """A part of the program that may be left out or repeated: what is made in it stays."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from llvmlite import ir
 
 from vllm_anvil.triton_backend.emit.constants import constant, splat
+from vllm_anvil.triton_backend.lower.positions import Index
 from vllm_anvil.triton_backend.ttir.model import ElementType, PointerType, ScalarType
 
 I8 = ir.IntType(8)
@@ -57,6 +58,12 @@ class Lanes:
         if count == 1:
             return Lanes.uniform(element, 1, value)
         return Lanes(element, count, vector=value)
+
+    @staticmethod
+    def of_index(index: Index) -> Lanes:
+        """The lanes' indices themselves, as i32."""
+        base = I32(index.base) if isinstance(index.base, int) else index.base
+        return Lanes(ScalarType("i32"), len(index.pattern), base, index.pattern)
 
     @property
     def is_uniform(self) -> bool:

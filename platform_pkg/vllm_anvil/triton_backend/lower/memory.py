@@ -8,7 +8,7 @@ import math
 from llvmlite import ir
 
 from vllm_anvil.triton_backend.emit.types import memory_type, to_memory, to_register
-from vllm_anvil.triton_backend.lower.analysis import is_tile
+from vllm_anvil.triton_backend.lower.analysis import MOVES_ELEMENTS, is_tile
 from vllm_anvil.triton_backend.lower.buffers import Buffer
 from vllm_anvil.triton_backend.lower.chunks import Chunk, repeated
 from vllm_anvil.triton_backend.lower.function import FunctionLowering, MovingTile
@@ -19,21 +19,18 @@ from vllm_anvil.triton_backend.lower.intrinsics import (
     masked_store,
     scatter,
 )
-from vllm_anvil.triton_backend.lower.lanes import Addresses, Lanes, addresses_of_numbers
+from vllm_anvil.triton_backend.lower.lanes import Addresses, Lanes
 from vllm_anvil.triton_backend.lower.loops import LANES, each_chunk
 from vllm_anvil.triton_backend.lower.positions import Position
 from vllm_anvil.triton_backend.lower.registry import eager, lazy
+from vllm_anvil.triton_backend.lower.tile_memory import chunk_from_memory, stored_form
 from vllm_anvil.triton_backend.ttir.model import (
     ElementType,
     Operation,
-    PointerType,
     TensorType,
     Value,
     element_of,
 )
-
-# What changes which element is read where; the rest keeps each lane in its place.
-_MOVES_ELEMENTS = frozenset({"tt.broadcast", "tt.expand_dims", "tt.trans", "tt.reshape", "tt.join"})
 
 
 @lazy("tt.load")
@@ -81,18 +78,14 @@ def load_scalar(
             loaded = builder.load(pointer, typ=type_)
             loaded.align = 1
         return to_register(builder, loaded, element)
-    stored_other = (
-        ir.Constant(type_, None if isinstance(type_, ir.PointerType) else 0)
-        if other is None
-        else to_memory(builder, other, element)
-    )
+    rest = ir.Constant(type_, None) if other is None else to_memory(builder, other, element)
     before = builder.block
     with builder.if_then(mask):
         loaded = builder.load(pointer, typ=type_)
         loaded.align = 1
         inside = builder.block
     merged = builder.phi(type_)
-    merged.add_incoming(stored_other, before)
+    merged.add_incoming(rest, before)
     merged.add_incoming(loaded, inside)
     return to_register(builder, merged, element)
 
@@ -107,12 +100,12 @@ def load_lanes(
         scalar = load_scalar(builder, element, addresses.base, condition, _scalar(other))
         return repeated(element, scalar, count)
     type_ = ir.VectorType(memory_type(element), count)
-    rest = ir.Constant(type_, None) if other is None else _stored(builder, other, element)
+    rest = ir.Constant(type_, None) if other is None else stored_form(builder, other, element)
     if addresses.is_uniform:
         assert mask is not None
         active = any_lane(builder, mask.vector(builder))
         scalar = load_scalar(builder, element, addresses.base, active)
-        everywhere = _stored(builder, repeated(element, scalar, count), element)
+        everywhere = stored_form(builder, repeated(element, scalar, count), element)
         vector = builder.select(mask.vector(builder), everywhere, rest)
     elif addresses.is_contiguous():
         if mask is None:
@@ -123,22 +116,13 @@ def load_lanes(
     else:
         condition = None if mask is None else mask.vector(builder)
         vector = gather(builder, type_.element, addresses.pointers(builder), condition, rest)
-    if isinstance(element, PointerType):
-        return addresses_of_numbers(builder, element, count, vector)
-    return Lanes.of(element, count, to_register(builder, vector, element))
+    return chunk_from_memory(builder, element, count, vector)
 
 
 def _scalar(chunk: Chunk | None) -> ir.Value | None:
     if chunk is None:
         return None
     return chunk.base
-
-
-def _stored(builder: ir.IRBuilder, chunk: Chunk, element: ElementType) -> ir.Value:
-    """A vector as memory holds it."""
-    if isinstance(chunk, Addresses):
-        return chunk.numbers(builder)
-    return to_memory(builder, chunk.vector(builder), element)
 
 
 @eager("tt.store")
@@ -184,7 +168,7 @@ def store_lanes(
         condition = None if mask is None else mask.scalar
         store_scalar(builder, element, addresses.base, chunk.base, condition)
         return
-    stored = _stored(builder, chunk, element)
+    stored = stored_form(builder, chunk, element)
     condition = None if mask is None else mask.vector(builder)
     if not addresses.is_contiguous():
         scatter(builder, stored, addresses.pointers(builder), condition)
@@ -224,7 +208,7 @@ def settle_operands(lowering: FunctionLowering, operation: Operation) -> None:
                 lowering.materialize(value)
                 return
         for operand in tile.operands:
-            visit(operand, in_place and tile.name not in _MOVES_ELEMENTS)
+            visit(operand, in_place and tile.name not in MOVES_ELEMENTS)
 
     for value in operation.operands:
         if is_tile(value):

@@ -3,21 +3,24 @@
 
 from __future__ import annotations
 
+import math
+
 from llvmlite import ir
 
 from vllm_anvil.triton_backend.emit.constants import constant
-from vllm_anvil.triton_backend.emit.types import memory_type
+from vllm_anvil.triton_backend.emit.types import memory_type, splat, with_scalar
 from vllm_anvil.triton_backend.lower.buffers import Buffer
-from vllm_anvil.triton_backend.lower.chunks import Chunk, chunk_of, repeated
+from vllm_anvil.triton_backend.lower.chunks import Chunk, chunk_of, repeated, vector_of
 from vllm_anvil.triton_backend.lower.function import FunctionLowering
-from vllm_anvil.triton_backend.lower.intrinsics import gather
 from vllm_anvil.triton_backend.lower.lanes import Addresses, Lanes
 from vllm_anvil.triton_backend.lower.loops import each_chunk
+from vllm_anvil.triton_backend.lower.memory import load_lanes
 from vllm_anvil.triton_backend.lower.positions import Index, Position
 from vllm_anvil.triton_backend.lower.registry import eager, lazy
 from vllm_anvil.triton_backend.lower.tile_memory import load_chunk, store_chunk
 from vllm_anvil.triton_backend.ttir.model import (
     Operation,
+    PointerType,
     ScalarType,
     TensorType,
     Value,
@@ -161,19 +164,11 @@ def _one_of_two(
     first, second = (lowering.chunk(value, position) for value in operation.operands)
     if isinstance(which.base, int) and not any(which.pattern):
         return second if which.base else first
-    bit = Lanes(ScalarType("i32"), count, _as_value(which.base), which.pattern).vector(builder)
+    bit = Lanes.of_index(which).vector(builder)
     condition = builder.icmp_unsigned("!=", bit, ir.Constant(bit.type, None))
-    vectors = [_vector(builder, chunk) for chunk in (first, second)]
+    vectors = [vector_of(builder, chunk) for chunk in (first, second)]
     element = element_of(operation.result.type)
     return chunk_of(builder, element, count, builder.select(condition, vectors[1], vectors[0]))
-
-
-def _vector(builder: ir.IRBuilder, chunk: Chunk) -> ir.Value:
-    return chunk.numbers(builder) if isinstance(chunk, Addresses) else chunk.vector(builder)
-
-
-def _as_value(base: int | ir.Value) -> ir.Value:
-    return I32(base) if isinstance(base, int) else base
 
 
 @eager("tt.split")
@@ -226,44 +221,21 @@ def lower_gather(lowering: FunctionLowering, operation: Operation) -> None:
     target = lowering.buffers.take(result.type)
     builder = lowering.builder
     shape = buffer.shape
-    stride = 1
-    for extent in shape[axis + 1 :]:
-        stride *= extent
+    stride = math.prod(shape[axis + 1 :])
+    element = PointerType(buffer.element)
 
     def body(position: Position) -> None:
-        count = position.lanes
         picked = lowering.numbers(index, position).vector(builder)
-        if not isinstance(picked.type, ir.VectorType):
-            picked = builder.insert_element(
-                ir.Constant(ir.VectorType(picked.type, 1), ir.Undefined), picked, I32(0)
-            )
-        wide = ir.VectorType(I64, count)
+        wide = with_scalar(picked.type, I64)
         if picked.type != wide:
             picked = builder.sext(picked, wide)
-        picked = builder.and_(picked, constant_vector(shape[axis] - 1, count))
-        flat = position.with_index(axis, position.zero()).flat(builder, shape)
-        lanes = Lanes(ScalarType("i32"), count, _as_value(flat.base), flat.pattern)
-        others = lanes.vector(builder)
-        others = (
-            builder.zext(others, wide)
-            if isinstance(others.type, ir.VectorType)
-            else builder.insert_element(
-                ir.Constant(wide, ir.Undefined), builder.zext(others, I64), I32(0)
-            )
-        )
-        offset = builder.add(others, builder.mul(picked, constant_vector(stride, count)))
-        type_ = memory_type(buffer.element)
-        pointers = builder.gep(buffer.pointer, [offset], source_etype=type_)
-        pointers.type = ir.VectorType(ir.PointerType(), count)
-        loaded = gather(builder, type_, pointers)
-        flat_target = position.flat(builder, target.shape)
-        pointer = builder.gep(target.pointer, [_as_value(flat_target.base)], source_etype=type_)
-        store = builder.store(loaded, pointer)
-        store.align = buffer.element.bytes
+        picked = builder.and_(picked, splat(wide, shape[axis] - 1))
+        offset = builder.mul(picked, splat(wide, stride))
+        others = position.with_index(axis, position.zero()).flat(builder, shape)
+        places = Addresses.uniform(element, position.lanes, buffer.pointer)
+        places = places.advanced(builder, Lanes.of_index(others))
+        places = places.advanced(builder, Lanes.of(ScalarType("i64"), position.lanes, offset))
+        store_chunk(builder, target, position, load_lanes(builder, places, None, None))
 
     each_chunk(lowering, result.type.shape, body)
     lowering.define(result, target)
-
-
-def constant_vector(number: int, count: int) -> ir.Constant:
-    return ir.Constant(ir.VectorType(I64, count), [I64(number)] * count)

@@ -30,6 +30,13 @@ def chunk_from_memory(
     return Lanes.of(element, count, to_register(builder, loaded, element))
 
 
+def stored_form(builder: ir.IRBuilder, chunk: Chunk, element: ElementType) -> ir.Value:
+    """A chunk as memory holds it."""
+    if isinstance(chunk, Addresses):
+        return chunk.numbers(builder)
+    return to_memory(builder, chunk.vector(builder), element)
+
+
 def element_pointer(builder: ir.IRBuilder, buffer: Buffer, base: int | ir.Value) -> ir.Value:
     if isinstance(base, int):
         if base == 0:
@@ -101,10 +108,7 @@ def _load_pattern(builder: ir.IRBuilder, buffer: Buffer, flat: Index) -> ir.Valu
 def store_chunk(builder: ir.IRBuilder, buffer: Buffer, position: Position, chunk: Chunk) -> None:
     """Stores a chunk at its place in a buffer."""
     flat = position.flat(builder, buffer.shape)
-    if isinstance(chunk, Addresses):
-        value = chunk.numbers(builder)
-    else:
-        value = to_memory(builder, chunk.vector(builder), buffer.element)
+    value = stored_form(builder, chunk, buffer.element)
     pointer = element_pointer(builder, buffer, flat.base)
     if flat.pattern == tuple(range(position.lanes)):
         store = builder.store(value, pointer)
