@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vllm_anvil.ops import cache
-from vllm_anvil.testing import cache_reference
+from vllm_anvil.references import cache as cache_reference
 
 # Name -> view of a [11, 2, 6, 3, 20] buffer as a cache [num_blocks, ...] whose blocks are one
 # piece of memory.

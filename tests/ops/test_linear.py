@@ -4,11 +4,12 @@ import torch
 from torch import Tensor
 
 from vllm_anvil.ops import gemm
-from vllm_anvil.testing import gemm_reference as reference
+from vllm_anvil.references import gemm as reference
 
 
 def check(result: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Within float32's own rounding of the float64 result: each sum has `depth` terms."""
+    x, weight, bias = x.double(), weight.double(), None if bias is None else bias.double()
     expected = reference.linear(x, weight, bias)
     magnitude = reference.linear(x.abs(), weight.abs(), None if bias is None else bias.abs())
     allowed = magnitude * (weight.shape[1] + 2) * 2.0**-24 + 1e-30

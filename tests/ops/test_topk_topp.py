@@ -14,10 +14,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vllm_anvil.ops import sampling
-from vllm_anvil.testing import sampling_reference as reference
+from vllm_anvil.references import sampling as reference
 
 EDGE = 1e-6
 UNTOUCHED = -77.0
+
+
+def expected_of(logits: Tensor, k: Tensor | None, p: Tensor | None, mask_value: float) -> Tensor:
+    result = logits.clone()
+    reference.topk_topp(result, k, p, mask_value)
+    return result
 
 
 def masked(
@@ -51,19 +57,19 @@ def check(
     mask_value: float = -math.inf,
 ) -> None:
     found = masked(logits, k, p, device, mask_value)
-    fewest = most = reference.topk_topp(logits, as_int32(k), as_float32(p), mask_value)
+    fewest = most = expected_of(logits, as_int32(k), as_float32(p), mask_value)
     if p is not None:
         # Each on its own side of 1, where top-p ends.
         exact = torch.tensor(p).double()
         fewer = torch.where(exact < 1, exact * (1 - EDGE), exact)
         more = torch.where(exact < 1, (exact * (1 + EDGE)).clamp(max=1 - 1e-12), exact)
-        fewest = reference.topk_topp(logits, as_int32(k), fewer, mask_value)
-        most = reference.topk_topp(logits, as_int32(k), more, mask_value)
+        fewest = expected_of(logits, as_int32(k), fewer, mask_value)
+        most = expected_of(logits, as_int32(k), more, mask_value)
     counts = kept(logits, found)
     low, high = kept(logits, fewest), kept(logits, most)
     assert ((low <= counts) & (counts <= high)).all(), (low, counts, high)
     # So many, they are the greatest, the first of equal ones, and the others are masked.
-    expected = reference.topk_topp(logits, counts, None, mask_value)
+    expected = expected_of(logits, counts, None, mask_value)
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vllm_anvil.ops import cache
-from vllm_anvil.testing import cache_reference
+from vllm_anvil.references import cache as cache_reference
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.uint8]
 

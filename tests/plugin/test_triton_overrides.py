@@ -204,12 +204,13 @@ def test_every_override_fits_the_installed_engine(
 def test_topk_topp_through_the_engines_sampler(native_calls: list[Any], limits: str) -> None:
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-    from vllm_anvil.testing import sampling_reference
+    from vllm_anvil.references import sampling as sampling_reference
 
     logits = torch.randn(5, 3000, generator=torch.Generator().manual_seed(0))
     k = torch.tensor([1, 50, 3000, 7, 2999]) if "k" in limits else None
     p = torch.tensor([0.9, 0.5, 0.1, 1.0, 0.3]) if "p" in limits else None
-    expected = sampling_reference.topk_topp(logits, k, p)
+    expected = logits.clone()
+    sampling_reference.topk_topp(expected, k, p)
     found = apply_top_k_top_p(
         logits.to("anvil"),
         None if k is None else k.int().to("anvil"),

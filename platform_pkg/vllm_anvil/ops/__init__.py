@@ -9,3 +9,6 @@ the op's and the argument's name.
 """
 
 import vllm_anvil.device  # noqa: F401  loads the library that registers the ops
+from vllm_anvil.references import registration
+
+registration.register()

@@ -1,2 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What native code is compared with. Imports torch alone: it runs on any machine and device."""
+"""The parity kit: what every op must compute, on which inputs, and how results are compared.
+
+It needs torch alone, neither `_C` nor vLLM, and runs against any device of torch.
+"""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""References of vllm_anvil.ops.sampling in plain torch, for any device."""
+"""References of vllm_anvil.ops.sampling, by sorting."""
 
 import torch
 from torch import Tensor
@@ -7,19 +7,10 @@ from torch import Tensor
 
 def topk_topp(
     logits: Tensor, k: Tensor | None, p: Tensor | None, mask_value: float = float("-inf")
-) -> Tensor:
-    """What `vllm_anvil.ops.sampling.topk_topp` makes of `logits`, by sorting, in float64."""
-    return torch.stack(
-        [
-            _mask(
-                row,
-                len(row) if k is None else int(k[i]),
-                1.0 if p is None else float(p[i]),
-                mask_value,
-            )
-            for i, row in enumerate(logits)
-        ]
-    )
+) -> None:
+    for i, row in enumerate(logits):
+        kept = len(row) if k is None else int(k[i])
+        row.copy_(_mask(row, kept, 1.0 if p is None else float(p[i]), mask_value))
 
 
 def _mask(row: Tensor, k: int, p: float, mask_value: float) -> Tensor:

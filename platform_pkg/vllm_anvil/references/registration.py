@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes ``torch.ops.anvil`` complete on any machine and any device.
+
+Where the library `_C` is loaded, it has defined the ops and runs them natively on anvil and CPU
+tensors. The references are registered below that: for ops without a native form, for tensors of
+other devices, and, where `_C` is not loaded, for everything.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import activation, attention_states, cache, embedding, gemm, norm, rotary, sampling, softmax
+
+# Name -> arguments and results, as csrc/torch_glue/ops/register.cpp has them.
+SCHEMAS = {
+    "rms_norm": (
+        "(Tensor x, Tensor? weight, float epsilon, int? variance_size=None, "
+        "float weight_offset=0.0) -> Tensor"
+    ),
+    "fused_add_rms_norm": (
+        "(Tensor x, Tensor residual, Tensor? weight, float epsilon, int? variance_size=None, "
+        "float weight_offset=0.0) -> (Tensor, Tensor)"
+    ),
+    "fused_add_rms_norm_": (
+        "(Tensor(a!) x, Tensor(b!) residual, Tensor? weight, float epsilon, "
+        "int? variance_size=None, float weight_offset=0.0) -> ()"
+    ),
+    "layer_norm": "(Tensor x, Tensor? weight, Tensor? bias, float epsilon) -> Tensor",
+    "silu_and_mul": "(Tensor x) -> Tensor",
+    "gelu_and_mul": '(Tensor x, str approximate="none") -> Tensor',
+    "softmax": "(Tensor x) -> Tensor",
+    "log_softmax": "(Tensor x) -> Tensor",
+    "rotary_embedding": (
+        "(Tensor positions, Tensor(a!) query, Tensor(b!)? key, int head_size, "
+        "Tensor cos_sin_cache, bool is_neox, int[] mrope_section=[], "
+        "bool mrope_interleaved=False) -> ()"
+    ),
+    "embedding": "(Tensor ids, Tensor weight, ScalarType? dtype=None) -> Tensor",
+    "merge_attn_states": (
+        "(Tensor prefix_output, Tensor prefix_lse, Tensor suffix_output, Tensor suffix_lse) "
+        "-> (Tensor, Tensor)"
+    ),
+    "write_kv_cache": (
+        "(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
+        "Tensor slot_mapping) -> ()"
+    ),
+    "copy_blocks": "(Tensor(a!) cache, Tensor block_pairs) -> ()",
+    "swap_blocks": "(Tensor src, Tensor(a!) dst, Tensor block_pairs) -> ()",
+    "check_block_table": (
+        "(Tensor block_table, Tensor query_start_loc, Tensor seq_lens, int block_size, "
+        "int num_blocks) -> ()"
+    ),
+    "linear": "(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor",
+    "topk_topp": "(Tensor(a!) logits, Tensor? k, Tensor? p, float mask_value) -> ()",
+}
+
+_FAMILIES = (
+    norm,
+    activation,
+    softmax,
+    rotary,
+    embedding,
+    attention_states,
+    cache,
+    gemm,
+    sampling,
+)
+REFERENCES: dict[str, Callable[..., Any]] = {
+    name: next(getattr(family, name) for family in _FAMILIES if hasattr(family, name))
+    for name in SCHEMAS
+}
+
+_library: torch.library.Library | None = None  # what it registers is gone when it is
+
+
+def register() -> None:
+    """Completes ``torch.ops.anvil`` in this process. Doing it again changes nothing.
+
+    `_C` must be loaded before, where it is used at all: it cannot define an op twice.
+    """
+    global _library
+    if _library is not None:
+        return
+    _library = torch.library.Library("anvil", "FRAGMENT")
+    for name, schema in SCHEMAS.items():
+        if not hasattr(torch.ops.anvil, name):
+            _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+        _library.impl(name, REFERENCES[name], "CompositeExplicitAutograd")
