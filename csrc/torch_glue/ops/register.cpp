@@ -8,17 +8,60 @@
 TORCH_LIBRARY(anvil, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
 
-  // cache: see vllm_anvil/ops/cache.py for shapes and meaning
+  // norm: see vllm_anvil/ops/norm.py for shapes and meaning; likewise below
+  m.def(
+      "rms_norm(Tensor x, Tensor? weight, float epsilon, int? variance_size=None, "
+      "float weight_offset=0.0) -> Tensor",
+      tags);
+  m.def(
+      "fused_add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float epsilon, "
+      "int? variance_size=None, float weight_offset=0.0) -> (Tensor, Tensor)",
+      tags);
+  m.def(
+      "fused_add_rms_norm_(Tensor(a!) x, Tensor(b!) residual, Tensor? weight, float epsilon, "
+      "int? variance_size=None, float weight_offset=0.0) -> ()",
+      tags);
+  m.def("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float epsilon) -> Tensor", tags);
+
+  // activation
+  m.def("silu_and_mul(Tensor x) -> Tensor", tags);
+  m.def("gelu_and_mul(Tensor x, str approximate=\"none\") -> Tensor", tags);
+
+  // softmax
+  m.def("softmax(Tensor x) -> Tensor", tags);
+  m.def("log_softmax(Tensor x) -> Tensor", tags);
+
+  // rotary
+  m.def(
+      "rotary_embedding(Tensor positions, Tensor(a!) query, Tensor(b!)? key, int head_size, "
+      "Tensor cos_sin_cache, bool is_neox, int[] mrope_section=[], "
+      "bool mrope_interleaved=False) -> ()",
+      tags);
+
+  // embedding
+  m.def("embedding(Tensor ids, Tensor weight, ScalarType? dtype=None) -> Tensor", tags);
+
+  // attention_states
+  m.def(
+      "merge_attn_states(Tensor prefix_output, Tensor prefix_lse, Tensor suffix_output, "
+      "Tensor suffix_lse) -> (Tensor, Tensor)",
+      tags);
+
+  // cache
   m.def(
       "write_kv_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
       "Tensor slot_mapping) -> ()",
       tags);
   m.def("copy_blocks(Tensor(a!) cache, Tensor block_pairs) -> ()", tags);
   m.def("swap_blocks(Tensor src, Tensor(a!) dst, Tensor block_pairs) -> ()", tags);
+  m.def(
+      "check_block_table(Tensor block_table, Tensor query_start_loc, Tensor seq_lens, "
+      "int block_size, int num_blocks) -> ()",
+      tags);
 
-  // gemm: see vllm_anvil/ops/gemm.py
+  // gemm
   m.def("linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor", tags);
 
-  // sampling: see vllm_anvil/ops/sampling.py
+  // sampling
   m.def("topk_topp(Tensor(a!) logits, Tensor? k, Tensor? p, float mask_value) -> ()", tags);
 }

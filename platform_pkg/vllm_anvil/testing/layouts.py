@@ -27,7 +27,7 @@ class Placed:
 
     def surroundings_changed(self) -> bool:
         """Whether any byte of the buffer outside the view has changed."""
-        buffer = self.buffer.cpu()
+        buffer = self.buffer.to("cpu", copy=True)
         inside = buffer.as_strided(self.view.shape, self.view.stride(), self.view.storage_offset())
         inside.view(_BITS[buffer.element_size()]).fill_(-1)
         return bool((buffer.view(torch.uint8) != PATTERN).any())
