@@ -10,9 +10,12 @@
 
 #include <cstdint>
 
+#include "activation/activation_args.h"
 #include "cache/cache_args.h"
 #include "gemm/linear_args.h"
+#include "norm/norm_args.h"
 #include "sampling/sampling_args.h"
+#include "softmax/softmax_args.h"
 
 namespace anvil::kernels {
 
@@ -35,6 +38,12 @@ struct KernelTable {
 
   // Range over the columns of the output.
   void (*linear)(const LinearArgs& args, int64_t begin, int64_t end);
+
+  // Ranges over the rows, each of which is computed by itself.
+  void (*rms_norm)(const RmsNormArgs& args, int64_t begin, int64_t end);
+  void (*layer_norm)(const LayerNormArgs& args, int64_t begin, int64_t end);
+  void (*gate_and_mul)(const GateAndMulArgs& args, int64_t begin, int64_t end);
+  void (*softmax)(const SoftmaxArgs& args, int64_t begin, int64_t end);
 
   // Range over the rows. Ranges that run at once need scratch of their own.
   void (*topk_topp)(const TopkToppArgs& args, int64_t begin, int64_t end);

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "gemm/linear_args.h"
-#include "vec/floats-inl.h"
+#include "vec/elements-inl.h"
 
 namespace anvil::kernels::ANVIL_ISA_NAMESPACE {
 

@@ -9,12 +9,16 @@
 #error "define ANVIL_ISA_NAMESPACE and ANVIL_VECTOR_BYTES before including isa/table-inl.h"
 #endif
 
+#include "activation/gate_and_mul-inl.h"
 #include "cache/copy_blocks-inl.h"
 #include "cache/find_out_of_range-inl.h"
 #include "cache/write_kv_cache-inl.h"
 #include "gemm/linear-inl.h"
 #include "kernel_table.h"
+#include "norm/layer_norm-inl.h"
+#include "norm/rms_norm-inl.h"
 #include "sampling/topk_topp-inl.h"
+#include "softmax/softmax-inl.h"
 
 #define ANVIL_STRING_OF(x) #x
 #define ANVIL_NAME_OF(x) ANVIL_STRING_OF(x)
@@ -29,6 +33,10 @@ constinit const KernelTable table = {
     .write_kv_cache = write_kv_cache,
     .copy_blocks = copy_blocks,
     .linear = linear,
+    .rms_norm = rms_norm,
+    .layer_norm = layer_norm,
+    .gate_and_mul = gate_and_mul,
+    .softmax = softmax,
     .topk_topp = topk_topp,
 };
 

@@ -8,20 +8,20 @@
 
 #include <cstdint>
 
-#include "sampling/lanes-inl.h"
 #include "sampling/sampling_args.h"
+#include "vec/math-inl.h"
 
 namespace anvil::kernels::ANVIL_ISA_NAMESPACE {
 
-// Calls body(x, i, n) on the registers that make up `values`; the last one may have n < kCount
+// Calls body(x, i, n) on the registers that make up `values`; the last one may have n < kLanes
 // lanes of them, and `rest` in the others.
 template <typename Body>
 inline void for_lanes(const float* values, int64_t count, float rest, const Body& body) {
   int64_t i = 0;
-  for (; i + Lanes::kCount <= count; i += Lanes::kCount) {
-    body(Lanes::load(values + i), i, Lanes::kCount);
+  for (; i + Floats::kLanes <= count; i += Floats::kLanes) {
+    body(Floats::load(values + i), i, Floats::kLanes);
   }
-  if (i < count) body(Lanes::load(values + i, count - i, rest), i, count - i);
+  if (i < count) body(Floats::load(values + i, count - i, rest), i, count - i);
 }
 
 // A list of values and the range they are in. `count` leaves out what no range contains: NaN, and
@@ -42,17 +42,17 @@ struct RowFacts {
 
 inline RowFacts survey_row(const float* row, int64_t size) {
   constexpr float kInfinity = __builtin_inff();
-  const Lanes minus_infinity = Lanes::all(-kInfinity);
-  Lanes least = Lanes::all(kInfinity), greatest = minus_infinity, sum = Lanes::all(0.0f);
+  const Floats minus_infinity = Floats::all(-kInfinity);
+  Floats least = Floats::all(kInfinity), greatest = minus_infinity, sum = Floats::all(0.0f);
   int64_t count = 0;
   LaneBits nan = 0;
-  for_lanes(row, size, -kInfinity, [&](Lanes x, int64_t, int64_t) {
+  for_lanes(row, size, -kInfinity, [&](Floats x, int64_t, int64_t) {
     const LaneBits counted = x.greater(minus_infinity);
     count += __builtin_popcount(counted);
     nan |= x.nan();
     greatest = x.max(greatest);
     least = x.where(counted, least).min(least);
-    sum = sum + x.where(counted, Lanes::all(0.0f));
+    sum = sum + x.where(counted, Floats::all(0.0f));
   });
   return {.values = {.data = row,
                      .size = size,
@@ -67,10 +67,10 @@ inline RowFacts survey_row(const float* row, int64_t size) {
 // they are.
 inline Values copy_range(const Values& values, float low, float end, float* to) {
   constexpr float kInfinity = __builtin_inff();
-  const Lanes lows = Lanes::all(low), ends = Lanes::all(end);
-  Lanes least = Lanes::all(kInfinity), greatest = Lanes::all(-kInfinity);
+  const Floats lows = Floats::all(low), ends = Floats::all(end);
+  Floats least = Floats::all(kInfinity), greatest = Floats::all(-kInfinity);
   int64_t count = 0;
-  for_lanes(values.data, values.size, __builtin_nanf(""), [&](Lanes x, int64_t, int64_t) {
+  for_lanes(values.data, values.size, __builtin_nanf(""), [&](Floats x, int64_t, int64_t) {
     const LaneBits inside = x.at_least(lows) & ~x.at_least(ends);
     x.store_packed(to + count, inside);
     count += __builtin_popcount(inside);
@@ -95,15 +95,15 @@ struct Boundary {
 // How top-k weighs values.
 struct Number {
   double k;
-  Lanes weigh(Lanes) const { return Lanes::all(1.0f); }
+  Floats weigh(Floats) const { return Floats::all(1.0f); }
   double target(double) const { return k; }
 };
 
 // How top-p weighs values: by their probability, up to a factor.
 struct Likelihood {
-  Lanes greatest;
+  Floats greatest;
   double p;
-  Lanes weigh(Lanes x) const { return exp_of_negative(x - greatest); }
+  Floats weigh(Floats x) const { return exp(x - greatest); }
   double target(double total) const { return p * total; }
 };
 
@@ -114,17 +114,17 @@ template <typename Weight>
 inline void weigh_above(const Values& values, const Weight& weight, const float (&steps)[kSteps],
                         double (&weights)[kSteps]) {
   // Sums of float32 stay short, so that they lose nothing that matters.
-  constexpr int64_t kBlock = 64 * Lanes::kCount;
+  constexpr int64_t kBlock = 64 * Floats::kLanes;
   for (int j = 0; j < kSteps; ++j) weights[j] = 0;
   for (int64_t begin = 0; begin < values.size; begin += kBlock) {
     const int64_t size = values.size - begin < kBlock ? values.size - begin : kBlock;
-    Lanes sums[kSteps], lows[kSteps];
+    Floats sums[kSteps], lows[kSteps];
     for (int j = 0; j < kSteps; ++j) {
-      sums[j] = Lanes::all(0.0f);
-      lows[j] = Lanes::all(steps[j]);
+      sums[j] = Floats::all(0.0f);
+      lows[j] = Floats::all(steps[j]);
     }
-    for_lanes(values.data + begin, size, __builtin_nanf(""), [&](Lanes x, int64_t, int64_t) {
-      const Lanes w = weight.weigh(x);
+    for_lanes(values.data + begin, size, __builtin_nanf(""), [&](Floats x, int64_t, int64_t) {
+      const Floats w = weight.weigh(x);
       for (int j = 0; j < kSteps; ++j) sums[j].add_where(x, lows[j], w);
     });
     for (int j = 0; j < kSteps; ++j) weights[j] += static_cast<double>(sums[j].sum());
@@ -160,7 +160,7 @@ constexpr int64_t kFew = 32;
 template <typename Weight>
 inline Boundary boundary_of_few(const Values& values, const Weight& weight, double before,
                                 double target) {
-  float sorted[kFew + Lanes::kCount] = {}, weights[kFew + Lanes::kCount] = {};
+  float sorted[kFew + Floats::kLanes] = {}, weights[kFew + Floats::kLanes] = {};
   for (int64_t i = 0; i < values.count; ++i) {
     const float x = values.data[i];
     int64_t place = i;
@@ -168,7 +168,7 @@ inline Boundary boundary_of_few(const Values& values, const Weight& weight, doub
     sorted[place] = x;
   }
   for_lanes(sorted, values.count, values.greatest,
-            [&](Lanes x, int64_t i, int64_t) { weight.weigh(x).store(weights + i); });
+            [&](Floats x, int64_t i, int64_t) { weight.weigh(x).store(weights + i); });
   int64_t last = 0, ties = 1;
   double reached = before + static_cast<double>(weights[0]);
   while (reached < target && last + 1 < values.count) {
@@ -208,16 +208,16 @@ inline Boundary find_boundary(Values values, const Weight& weight, float guess, 
 }
 
 inline void mask_row(float* row, int64_t size, Boundary boundary, float mask_value) {
-  const Lanes value = Lanes::all(boundary.value), mask = Lanes::all(mask_value);
+  const Floats value = Floats::all(boundary.value), mask = Floats::all(mask_value);
   int64_t ties = boundary.ties;
-  for_lanes(row, size, __builtin_nanf(""), [&](Lanes x, int64_t i, int64_t n) {
+  for_lanes(row, size, __builtin_nanf(""), [&](Floats x, int64_t i, int64_t n) {
     LaneBits kept = x.greater(value);
     for (LaneBits equal = x.equal(value); equal != 0 && ties > 0; equal &= equal - 1) {
       kept |= equal & -equal;
       --ties;
     }
-    const Lanes masked = x.where(kept, mask);
-    if (n == Lanes::kCount) {
+    const Floats masked = x.where(kept, mask);
+    if (n == Floats::kLanes) {
       masked.store(row + i);
     } else {
       masked.store(row + i, n);
@@ -252,7 +252,7 @@ inline void topk_topp_row(float* row, int64_t size, int64_t k, float p, float ma
     // Values further below the greatest weigh next to nothing, even all together.
     const float near = values.greatest - 20.0f;
     const float guess = near > values.least ? near : values.least;
-    const Likelihood likelihood = {Lanes::all(values.greatest), p > 0.0f ? double{p} : 0.0};
+    const Likelihood likelihood = {Floats::all(values.greatest), p > 0.0f ? double{p} : 0.0};
     boundary = find_boundary(values, likelihood, guess, scratch);
     if (boundary.value != boundary.value) return;
     if (!cut_by_k && boundary.value == values.least && boundary.has_all_ties) return;
