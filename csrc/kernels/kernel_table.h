@@ -11,9 +11,13 @@
 #include <cstdint>
 
 #include "activation/activation_args.h"
+#include "attention_states/attention_states_args.h"
 #include "cache/cache_args.h"
+#include "ceiling/ceiling_args.h"
+#include "embedding/embedding_args.h"
 #include "gemm/linear_args.h"
 #include "norm/norm_args.h"
+#include "rotary/rotary_args.h"
 #include "sampling/sampling_args.h"
 #include "softmax/softmax_args.h"
 
@@ -27,6 +31,8 @@ struct KernelTable {
   // in [low, high), or -1 when all are.
   int64_t (*find_out_of_range)(const int64_t* values, int64_t count, int64_t stride, int64_t low,
                                int64_t high);
+  int64_t (*find_out_of_range_int32)(const int32_t* values, int64_t count, int64_t stride,
+                                     int64_t low, int64_t high);
 
   // Range over the tokens. Two tokens of one slot in different ranges race; within a range the last
   // wins.
@@ -47,6 +53,25 @@ struct KernelTable {
 
   // Range over the rows. Ranges that run at once need scratch of their own.
   void (*topk_topp)(const TopkToppArgs& args, int64_t begin, int64_t end);
+
+  // Range over the tokens.
+  void (*rotary_embedding)(const RotaryArgs& args, int64_t begin, int64_t end);
+
+  // Range over the ids.
+  void (*embedding)(const EmbeddingArgs& args, int64_t begin, int64_t end);
+
+  // Range over the tokens.
+  void (*merge_attn_states)(const MergeAttnStatesArgs& args, int64_t begin, int64_t end);
+
+  // Range over the requests; the first of it that has something wrong.
+  BlockTableFault (*check_block_table)(const BlockTableArgs& args, int64_t begin, int64_t end);
+
+  // Range over the bytes. Sum of the 64-bit words from `begin` on, and of the bytes behind the last
+  // of them; wraps around.
+  int64_t (*ceiling_read)(const char* data, int64_t begin, int64_t end);
+
+  // What one core does; all of them do the same.
+  CeilingArithmeticResult (*ceiling_arithmetic)(const CeilingArithmeticArgs& args);
 };
 
 }  // namespace anvil::kernels

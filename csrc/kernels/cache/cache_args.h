@@ -42,4 +42,22 @@ struct CopyBlocksArgs {
   int64_t num_pairs;
 };
 
+// Requests' rows of block numbers. Requests without query rows are padding.
+struct BlockTableArgs {
+  const int32_t* block_table;      // [requests, max_blocks]
+  int64_t row_stride;              // elements between rows
+  const int32_t* query_start_loc;  // [requests + 1]
+  const int32_t* seq_lens;         // [requests]: tokens whose blocks are used
+  int64_t max_blocks;
+  int64_t block_size;
+  int64_t num_blocks;  // of the cache
+};
+
+// The first request with something wrong, or -1: block_table[request, index] is outside of the
+// cache, or the request is too long for a row (or of negative length) where `index` is -1.
+struct BlockTableFault {
+  int64_t request;
+  int64_t index;
+};
+
 }  // namespace anvil::kernels

@@ -10,13 +10,19 @@
 #endif
 
 #include "activation/gate_and_mul-inl.h"
+#include "attention_states/merge_attn_states-inl.h"
+#include "cache/check_block_table-inl.h"
 #include "cache/copy_blocks-inl.h"
 #include "cache/find_out_of_range-inl.h"
 #include "cache/write_kv_cache-inl.h"
+#include "ceiling/ceiling_arithmetic-inl.h"
+#include "ceiling/ceiling_read-inl.h"
+#include "embedding/embedding-inl.h"
 #include "gemm/linear-inl.h"
 #include "kernel_table.h"
 #include "norm/layer_norm-inl.h"
 #include "norm/rms_norm-inl.h"
+#include "rotary/rotary_embedding-inl.h"
 #include "sampling/topk_topp-inl.h"
 #include "softmax/softmax-inl.h"
 
@@ -30,6 +36,7 @@ constinit const KernelTable table = {
     .isa = ANVIL_NAME_OF(ANVIL_ISA_NAMESPACE),
     .vector_bytes = ANVIL_VECTOR_BYTES,
     .find_out_of_range = find_out_of_range,
+    .find_out_of_range_int32 = find_out_of_range_int32,
     .write_kv_cache = write_kv_cache,
     .copy_blocks = copy_blocks,
     .linear = linear,
@@ -38,6 +45,12 @@ constinit const KernelTable table = {
     .gate_and_mul = gate_and_mul,
     .softmax = softmax,
     .topk_topp = topk_topp,
+    .rotary_embedding = rotary_embedding,
+    .embedding = embedding,
+    .merge_attn_states = merge_attn_states,
+    .check_block_table = check_block_table,
+    .ceiling_read = ceiling_read,
+    .ceiling_arithmetic = ceiling_arithmetic,
 };
 
 }  // namespace anvil::kernels::ANVIL_ISA_NAMESPACE

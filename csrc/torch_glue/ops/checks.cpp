@@ -12,6 +12,25 @@ void Checks::dtype(const at::Tensor& tensor, const char* name, at::ScalarType ex
                    ", but is ", tensor.scalar_type());
 }
 
+kernels::ElementType Checks::float_type(const at::Tensor& tensor, const char* name) const {
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return kernels::ElementType::kFloat32;
+    case at::kBFloat16:
+      return kernels::ElementType::kBf16;
+    case at::kHalf:
+      return kernels::ElementType::kFp16;
+    default:
+      TORCH_CHECK_TYPE(false, op_, ": ", name, " must be float32, bfloat16 or float16, but is ",
+                       tensor.scalar_type());
+  }
+}
+
+void Checks::index_type(const at::Tensor& tensor, const char* name) const {
+  TORCH_CHECK_TYPE(tensor.scalar_type() == at::kLong || tensor.scalar_type() == at::kInt, op_, ": ",
+                   name, " must be int64 or int32, but is ", tensor.scalar_type());
+}
+
 void Checks::dim(const at::Tensor& tensor, const char* name, int64_t expected) const {
   TORCH_CHECK_VALUE(tensor.dim() == expected, op_, ": ", name, " must have ", expected,
                     " dimension(s), but its shape is ", tensor.sizes());
@@ -64,9 +83,21 @@ void Checks::writable(const at::Tensor& tensor, const char* name) const {
 void Checks::in_range(const int64_t* values, int64_t count, int64_t stride, int64_t low,
                       int64_t high, const char* name, int64_t first, const char* meaning) const {
   const int64_t bad = kernels::active_table().find_out_of_range(values, count, stride, low, high);
-  TORCH_CHECK_INDEX(bad < 0, op_, ": ", name, "[", first + bad, "] is ", values[bad * stride],
-                    ", but must be ", values[bad * stride] < low ? "at least " : "below ",
-                    values[bad * stride] < low ? low : high, " (", meaning, ")");
+  if (bad >= 0) out_of_range(values[bad * stride], low, high, name, first + bad, meaning);
+}
+
+void Checks::in_range(const int32_t* values, int64_t count, int64_t stride, int64_t low,
+                      int64_t high, const char* name, int64_t first, const char* meaning) const {
+  const int64_t bad =
+      kernels::active_table().find_out_of_range_int32(values, count, stride, low, high);
+  if (bad >= 0) out_of_range(values[bad * stride], low, high, name, first + bad, meaning);
+}
+
+void Checks::out_of_range(int64_t value, int64_t low, int64_t high, const char* name, int64_t index,
+                          const char* meaning) const {
+  TORCH_CHECK_INDEX(false, op_, ": ", name, "[", index, "] is ", value, ", but must be ",
+                    value < low ? "at least " : "below ", value < low ? low : high, " (", meaning,
+                    ")");
 }
 
 }  // namespace anvil::ops

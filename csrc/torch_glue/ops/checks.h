@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "element_type.h"
+
 namespace anvil::ops {
 
 // Checks for one op. Failures raise Python's TypeError (dtype), ValueError (shape, layout, device,
@@ -13,6 +15,10 @@ class Checks {
   explicit constexpr Checks(const char* op) : op_(op) {}
 
   void dtype(const at::Tensor& tensor, const char* name, at::ScalarType expected) const;
+  // float32, bfloat16 or float16.
+  kernels::ElementType float_type(const at::Tensor& tensor, const char* name) const;
+  // int64 or int32.
+  void index_type(const at::Tensor& tensor, const char* name) const;
   void dim(const at::Tensor& tensor, const char* name, int64_t expected) const;
   // One-dimensional and without gaps, as index arrays are.
   void index_array(const at::Tensor& tensor, const char* name, at::ScalarType dtype) const;
@@ -30,10 +36,15 @@ class Checks {
   // "<name>[<first + i>]" and says what `high` means.
   void in_range(const int64_t* values, int64_t count, int64_t stride, int64_t low, int64_t high,
                 const char* name, int64_t first, const char* meaning) const;
+  void in_range(const int32_t* values, int64_t count, int64_t stride, int64_t low, int64_t high,
+                const char* name, int64_t first, const char* meaning) const;
 
   const char* op() const { return op_; }
 
  private:
+  [[noreturn]] void out_of_range(int64_t value, int64_t low, int64_t high, const char* name,
+                                 int64_t index, const char* meaning) const;
+
   const char* op_;
 };
 

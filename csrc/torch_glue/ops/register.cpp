@@ -64,4 +64,8 @@ TORCH_LIBRARY(anvil, m) {
 
   // sampling
   m.def("topk_topp(Tensor(a!) logits, Tensor? k, Tensor? p, float mask_value) -> ()", tags);
+
+  // ceiling
+  m.def("ceiling_read(Tensor buffer) -> Tensor", tags);
+  m.def("ceiling_arithmetic(Tensor seed, int steps) -> Tensor", tags);
 }

@@ -70,7 +70,37 @@ def swap_blocks(src: Tensor, dst: Tensor, block_pairs: Tensor) -> None:
     torch.ops.anvil.swap_blocks(src, dst, block_pairs)
 
 
-# All three write to arguments and return nothing, which leaves tracing nothing to compute.
+def check_block_table(
+    block_table: Tensor, query_start_loc: Tensor, seq_lens: Tensor, block_size: int, num_blocks: int
+) -> None:
+    """Refuses a batch one of whose requests would read outside of the cache.
+
+    On the device this is a command like the others, in stream order: the error is reported by the
+    next wait, and by itself keeps no later command from running.
+
+    Requests without query rows are padding, and nothing of theirs is looked at. Likewise rows
+    of a table beyond the requests that the other arguments speak of.
+
+    Args:
+        block_table: ``[>= num_requests, max_blocks]`` int32, rows contiguous and at any distance.
+        query_start_loc: ``[num_requests + 1]`` int32, contiguous: where each request's query rows
+            begin, and the end of the last one's.
+        seq_lens: ``[num_requests]`` int32, contiguous: tokens of each request in the cache; they
+            use the first ``ceil(seq_len / block_size)`` entries of its row.
+        block_size: tokens of a block.
+        num_blocks: blocks of the cache.
+
+    Raises:
+        TypeError: a dtype is another one.
+        ValueError: a shape or layout is another one, devices differ, or a number makes no sense.
+        IndexError: an entry in use is no block of the cache, or a request is longer than its row.
+    """
+    torch.ops.anvil.check_block_table(
+        block_table, query_start_loc, seq_lens, block_size, num_blocks
+    )
+
+
+# All of these return nothing, which leaves tracing nothing to compute.
 
 
 @torch.library.register_fake("anvil::write_kv_cache")
@@ -87,4 +117,11 @@ def _(cache: Tensor, block_pairs: Tensor) -> None:
 
 @torch.library.register_fake("anvil::swap_blocks")
 def _(src: Tensor, dst: Tensor, block_pairs: Tensor) -> None:
+    return None
+
+
+@torch.library.register_fake("anvil::check_block_table")
+def _(
+    block_table: Tensor, query_start_loc: Tensor, seq_lens: Tensor, block_size: int, num_blocks: int
+) -> None:
     return None

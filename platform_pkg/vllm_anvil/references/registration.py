@@ -11,7 +11,18 @@ from typing import Any
 
 import torch
 
-from . import activation, attention_states, cache, embedding, gemm, norm, rotary, sampling, softmax
+from . import (
+    activation,
+    attention_states,
+    cache,
+    ceiling,
+    embedding,
+    gemm,
+    norm,
+    rotary,
+    sampling,
+    softmax,
+)
 
 # Name -> arguments and results, as csrc/torch_glue/ops/register.cpp has them.
 SCHEMAS = {
@@ -54,6 +65,8 @@ SCHEMAS = {
     ),
     "linear": "(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor",
     "topk_topp": "(Tensor(a!) logits, Tensor? k, Tensor? p, float mask_value) -> ()",
+    "ceiling_read": "(Tensor buffer) -> Tensor",
+    "ceiling_arithmetic": "(Tensor seed, int steps) -> Tensor",
 }
 
 _FAMILIES = (
@@ -66,6 +79,7 @@ _FAMILIES = (
     cache,
     gemm,
     sampling,
+    ceiling,
 )
 REFERENCES: dict[str, Callable[..., Any]] = {
     name: next(getattr(family, name) for family in _FAMILIES if hasattr(family, name))

@@ -44,5 +44,38 @@ TEST_P(FindOutOfRange, OneSided) {
             3);
 }
 
+TEST_P(FindOutOfRange, BoundsBeyondTheValuesOwnRange) {
+  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
+  constexpr int64_t kGreatest = std::numeric_limits<int64_t>::max();
+  const std::vector<int32_t> values = {5, std::numeric_limits<int32_t>::max(),
+                                       std::numeric_limits<int32_t>::min()};
+  const auto find = [&](int64_t low, int64_t high) {
+    return table().find_out_of_range_int32(values.data(), 3, 1, low, high);
+  };
+  EXPECT_EQ(find(kLeast, kGreatest), -1);
+  EXPECT_EQ(find(0, kGreatest), 2);
+  EXPECT_EQ(find(kLeast, 1000), 1);
+  EXPECT_EQ(find(int64_t{1} << 31, kGreatest), 0);
+  EXPECT_EQ(find(kLeast, -(int64_t{1} << 31)), 0);
+  EXPECT_EQ(find(5, 5), 0);
+  EXPECT_EQ(table().find_out_of_range_int32(values.data(), 0, 1, 5, 5), -1);
+  const int64_t wide = 5;
+  EXPECT_EQ(table().find_out_of_range(&wide, 1, 1, 5, kLeast), 0);
+  EXPECT_EQ(table().find_out_of_range(&wide, 1, 1, kLeast, kGreatest), -1);
+}
+
+TEST_P(FindOutOfRange, FirstOfEveryPlaceOf32Bits) {
+  for (int64_t count : {1, 8, 17, 512, 513, 1100}) {
+    for (int64_t bad : {int64_t{0}, count / 2, count - 1}) {
+      for (int32_t value : {-1, 10}) {
+        std::vector<int32_t> values(2 * count, 9);
+        values[2 * bad] = values[2 * (count - 1)] = value;
+        EXPECT_EQ(table().find_out_of_range_int32(values.data(), count, 2, 0, 10), bad);
+        EXPECT_EQ(table().find_out_of_range_int32(values.data(), 2 * count, 1, 0, 10), 2 * bad);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace anvil::kernels

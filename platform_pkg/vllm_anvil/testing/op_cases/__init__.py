@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of op cases, one module per family, each with `OPS`."""
+"""The op tables, one module per family: which calls are made, and how exact each op must be."""

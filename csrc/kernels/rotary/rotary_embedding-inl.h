@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Pairs of elements turned by the angles of a token's position. The angles are widened once per
+// token, into scratch on the stack, and serve all of its heads.
+#pragma once
+
+#include <cstdint>
+
+#include "rotary/rotary_args.h"
+#include "vec/typed_rows-inl.h"
+
+namespace anvil::kernels::ANVIL_ISA_NAMESPACE {
+
+constexpr int64_t kPairsAtOnce = 128;
+
+// Cosines and sines of up to kPairsAtOnce pairs.
+struct Angles {
+  float cosines[kPairsAtOnce];
+  float sines[kPairsAtOnce];
+};
+
+// The same with an entry per element, as neighbouring pairs lie in memory: each cosine twice, each
+// sine first with the sign that it has in the pair's first element.
+struct SpreadAngles {
+  float cosines[2 * kPairsAtOnce];
+  float sines[2 * kPairsAtOnce];
+};
+
+inline int64_t position_of(const RotaryArgs& args, int64_t axis, int64_t token) {
+  const int64_t index = axis * args.axis_stride + token * args.position_stride;
+  if (args.positions_are_int32) return static_cast<const int32_t*>(args.positions)[index];
+  return static_cast<const int64_t*>(args.positions)[index];
+}
+
+// Which of the three positions turns a pair.
+inline int64_t axis_of(const RotaryArgs& args, int64_t pair) {
+  if (!args.interleaved) {
+    return pair < args.section[0] ? 0 : pair < args.section[0] + args.section[1] ? 1 : 2;
+  }
+  const int64_t axis = pair % 3;
+  return pair < 3 * args.section[axis] ? axis : 0;
+}
+
+template <typename Table>
+inline void read_angles(const RotaryArgs& args, int64_t token, int64_t first, int64_t count,
+                        Angles& angles) {
+  const auto* table = static_cast<const typename Table::Type*>(args.table);
+  if (!args.multimodal) {
+    const auto* row = table + position_of(args, 0, token) * args.table_stride + first;
+    convert_row<Float32Elements, Table>(angles.cosines, row, count);
+    convert_row<Float32Elements, Table>(angles.sines, row + args.half, count);
+    return;
+  }
+  const typename Table::Type* rows[3];
+  for (int64_t axis = 0; axis < 3; ++axis) {
+    rows[axis] = table + position_of(args, axis, token) * args.table_stride + first;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const auto* row = rows[axis_of(args, first + i)];
+    angles.cosines[i] = Table::widen(row[i]);
+    angles.sines[i] = Table::widen(row[args.half + i]);
+  }
+}
+
+inline void spread(const Angles& angles, int64_t count, SpreadAngles& result) {
+  for (int64_t i = 0; i < count; ++i) {
+    result.cosines[2 * i] = result.cosines[2 * i + 1] = angles.cosines[i];
+    result.sines[2 * i] = -angles.sines[i];
+    result.sines[2 * i + 1] = angles.sines[i];
+  }
+}
+
+// `count` pairs whose elements are `distance` apart.
+template <typename Elements>
+inline void turn_halves(typename Elements::Type* states, int64_t distance, int64_t count,
+                        const Angles& angles) {
+  auto* firsts = states;
+  auto* seconds = states + distance;
+  int64_t i = 0;
+  for (; i + Floats::kLanes <= count; i += Floats::kLanes) {
+    const Floats x = Elements::load(firsts + i), y = Elements::load(seconds + i);
+    const Floats c = Floats::load(angles.cosines + i), s = Floats::load(angles.sines + i);
+    Elements::store(firsts + i, {x.value * c.value - y.value * s.value});
+    Elements::store(seconds + i, {y.value * c.value + x.value * s.value});
+  }
+  for (; i < count; ++i) {
+    const float x = Elements::widen(firsts[i]), y = Elements::widen(seconds[i]);
+    firsts[i] = Elements::narrow(x * angles.cosines[i] - y * angles.sines[i]);
+    seconds[i] = Elements::narrow(y * angles.cosines[i] + x * angles.sines[i]);
+  }
+}
+
+#if ANVIL_VECTOR_BYTES == 64
+inline Floats swap_neighbours(Floats x) { return {_mm512_permute_ps(x.value, 0xb1)}; }
+#elif ANVIL_VECTOR_BYTES == 32
+inline Floats swap_neighbours(Floats x) { return {_mm256_permute_ps(x.value, 0xb1)}; }
+#endif
+
+// `count` pairs of neighbours.
+template <typename Elements>
+inline void turn_neighbours(typename Elements::Type* states, int64_t count,
+                            const SpreadAngles& angles) {
+  int64_t i = 0;
+#if ANVIL_VECTOR_BYTES > 8
+  for (; i + Floats::kLanes <= 2 * count; i += Floats::kLanes) {
+    const Floats x = Elements::load(states + i), swapped = swap_neighbours(x);
+    const Floats c = Floats::load(angles.cosines + i), s = Floats::load(angles.sines + i);
+    Elements::store(states + i, {x.value * c.value + swapped.value * s.value});
+  }
+#endif
+  for (; i < 2 * count; i += 2) {
+    const float x = Elements::widen(states[i]), y = Elements::widen(states[i + 1]);
+    states[i] = Elements::narrow(x * angles.cosines[i] + y * angles.sines[i]);
+    states[i + 1] = Elements::narrow(y * angles.cosines[i + 1] + x * angles.sines[i + 1]);
+  }
+}
+
+// All heads of a token.
+template <typename Elements, typename Turn>
+inline void for_heads(const RotaryStates& states, int64_t token, const Turn& turn) {
+  auto* head = static_cast<typename Elements::Type*>(states.data) + token * states.token_stride;
+  for (int64_t i = 0; i < states.heads; ++i, head += states.head_stride) turn(head);
+}
+
+inline void rotary_embedding(const RotaryArgs& args, int64_t begin, int64_t end) {
+  Angles angles;
+  SpreadAngles spread_angles;
+  for (int64_t token = begin; token < end; ++token) {
+    for (int64_t first = 0; first < args.half; first += kPairsAtOnce) {
+      const int64_t rest = args.half - first;
+      const int64_t count = rest < kPairsAtOnce ? rest : kPairsAtOnce;
+      with_elements(args.table_type, [&](auto table) {
+        read_angles<decltype(table)>(args, token, first, count, angles);
+      });
+      if (!args.is_neox) spread(angles, count, spread_angles);
+      const RotaryStates* const sides[2] = {&args.query, &args.key};
+      for (const RotaryStates* side : sides) {
+        with_elements(side->type, [&](auto elements) {
+          using Elements = decltype(elements);
+          for_heads<Elements>(*side, token, [&](typename Elements::Type* head) {
+            if (args.is_neox) {
+              turn_halves<Elements>(head + first, args.half, count, angles);
+            } else {
+              turn_neighbours<Elements>(head + 2 * first, count, spread_angles);
+            }
+          });
+        });
+      }
+    }
+  }
+}
+
+}  // namespace anvil::kernels::ANVIL_ISA_NAMESPACE

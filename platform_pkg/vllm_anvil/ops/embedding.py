@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a table by number."""
+
+import torch
+from torch import Tensor
+
+import vllm_anvil.ops  # noqa: F401  the fake below needs the op to exist
+
+
+def embedding(ids: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The table's row of each id, as it is or converted in the same pass.
+
+    Args:
+        ids: any shape and strides, int64 or int32, each of ``[0, rows)``.
+        weight: ``[rows, hidden]`` float32, bfloat16 or float16, rows contiguous and at any
+            distance.
+        dtype: float32, bfloat16 or float16: what the result is made of; None: ``weight``'s.
+
+    Returns:
+        ``[*ids.shape, hidden]``, contiguous. Bit for bit ``weight``'s rows where the dtype is
+        the same, rounded to the nearest otherwise.
+
+    Raises:
+        TypeError: a dtype is none of these.
+        ValueError: ``weight`` has other than two dimensions or rows that are not contiguous, or
+            devices differ.
+        IndexError: an id is outside of the table.
+    """
+    return torch.ops.anvil.embedding(ids, weight, dtype)
+
+
+@torch.library.register_fake("anvil::embedding")
+def _embedding(ids: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return weight.new_empty((*ids.shape, weight.shape[1]), dtype=dtype)
