@@ -7,36 +7,29 @@
 #include <cstdint>
 
 #include "attention_states/attention_states_args.h"
-#include "vec/typed_rows-inl.h"
+#include "vec/elements-inl.h"
 
 namespace anvil::kernels::ANVIL_ISA_NAMESPACE {
 
 // prefix * prefix_share + suffix * suffix_share. A side whose share is not above 0 saw no keys, and
 // its output, which may be anything, does not count.
-template <typename Elements>
-inline void merge_row(typename Elements::Type* __restrict to,
-                      const typename Elements::Type* __restrict prefix, float prefix_share,
-                      const typename Elements::Type* __restrict suffix, float suffix_share,
+template <typename Element>
+inline void merge_row(typename Element::Stored* __restrict to,
+                      const typename Element::Stored* __restrict prefix, float prefix_share,
+                      const typename Element::Stored* __restrict suffix, float suffix_share,
                       int64_t count) {
   const bool with_prefix = prefix_share > 0, with_suffix = suffix_share > 0;
-  int64_t i = 0;
-  for (; i + Floats::kLanes <= count; i += Floats::kLanes) {
+  for_registers(count, [&](int64_t i, auto part) {
     Floats sum = Floats::zero();
-    if (with_prefix) sum.value = Elements::load(prefix + i).value * prefix_share;
-    if (with_suffix) sum.value = Elements::load(suffix + i).value * suffix_share + sum.value;
-    Elements::store(to + i, sum);
-  }
-  for (; i < count; ++i) {
-    float sum = 0.0f;
-    if (with_prefix) sum = Elements::widen(prefix[i]) * prefix_share;
-    if (with_suffix) sum += Elements::widen(suffix[i]) * suffix_share;
-    to[i] = Elements::narrow(sum);
-  }
+    if (with_prefix) sum = Element::load(prefix + i, part) * Floats::all(prefix_share);
+    if (with_suffix) sum.add_product(Element::load(suffix + i, part), Floats::all(suffix_share));
+    Element::store(sum, to + i, part);
+  });
 }
 
-template <typename Elements>
+template <typename Element>
 inline void merge_range(const MergeAttnStatesArgs& args, int64_t begin, int64_t end) {
-  using Type = typename Elements::Type;
+  using Type = typename Element::Stored;
   const AttentionPart& prefix = args.prefix;
   const AttentionPart& suffix = args.suffix;
   for (int64_t token = begin; token < end; ++token) {
@@ -50,7 +43,7 @@ inline void merge_range(const MergeAttnStatesArgs& args, int64_t begin, int64_t 
       const float sum = prefix_sum + suffix_sum;
       const float divisor = sum == 0.0f ? 1.0f : sum;
       args.lse[head * args.tokens + token] = greater + __builtin_logf(sum);
-      merge_row<Elements>(
+      merge_row<Element>(
           static_cast<Type*>(args.output) + (token * args.heads + head) * args.head_size,
           static_cast<const Type*>(prefix.output) + token * prefix.token_stride +
               head * prefix.head_stride,
@@ -63,8 +56,7 @@ inline void merge_range(const MergeAttnStatesArgs& args, int64_t begin, int64_t 
 }
 
 inline void merge_attn_states(const MergeAttnStatesArgs& args, int64_t begin, int64_t end) {
-  with_elements(args.type,
-                [&](auto elements) { merge_range<decltype(elements)>(args, begin, end); });
+  with_element(args.type, [&](auto element) { merge_range<decltype(element)>(args, begin, end); });
 }
 
 }  // namespace anvil::kernels::ANVIL_ISA_NAMESPACE

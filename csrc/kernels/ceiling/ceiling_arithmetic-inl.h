@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "ceiling/ceiling_args.h"
-#include "vec/typed_rows-inl.h"
+#include "vec/elements-inl.h"
 
 namespace anvil::kernels::ANVIL_ISA_NAMESPACE {
 
@@ -18,12 +18,12 @@ constexpr int kAccumulators = 12;  // of 16 registers
 #endif
 
 // Lane j of accumulator i begins with number (i * kLanes + j) of the seed, going round.
-template <typename Elements>
+template <typename Element>
 inline Floats seed_lanes(const CeilingArithmeticArgs& args, int64_t accumulator) {
   float lanes[Floats::kLanes];
   for (int64_t i = 0; i < Floats::kLanes; ++i) {
     const int64_t number = (accumulator * Floats::kLanes + i) % args.count;
-    lanes[i] = Elements::widen(static_cast<const typename Elements::Type*>(args.seed)[number]);
+    lanes[i] = Element::widen(static_cast<const typename Element::Stored*>(args.seed)[number]);
   }
   return Floats::load(lanes);
 }
@@ -32,18 +32,18 @@ inline double sum_of(const Floats (&accumulators)[kAccumulators]) {
   double result = 0;
   for (const Floats& accumulator : accumulators) {
     float lanes[Floats::kLanes];
-    elements::store(lanes, accumulator);
+    accumulator.store(lanes);
     for (float lane : lanes) result += static_cast<double>(lane);
   }
   return result;
 }
 
 // accumulator = accumulator / 2 + seed: it stays finite, and tends to twice the seed.
-template <typename Elements>
+template <typename Element>
 inline CeilingArithmeticResult multiply_and_add(const CeilingArithmeticArgs& args) {
   Floats accumulators[kAccumulators];
-  for (int i = 0; i < kAccumulators; ++i) accumulators[i] = seed_lanes<Elements>(args, i);
-  const Floats addend = seed_lanes<Elements>(args, 0);
+  for (int i = 0; i < kAccumulators; ++i) accumulators[i] = seed_lanes<Element>(args, i);
+  const Floats addend = seed_lanes<Element>(args, 0);
   const auto half = Floats::zero().value + 0.5f;
   for (int64_t step = 0; step < args.steps; ++step) {
 #pragma GCC unroll 24
@@ -60,8 +60,8 @@ inline CeilingArithmeticResult multiply_and_add(const CeilingArithmeticArgs& arg
 // Two products of bfloat16 pairs per lane are added, and then taken off again.
 inline CeilingArithmeticResult dot_products(const CeilingArithmeticArgs& args) {
   Floats accumulators[kAccumulators];
-  for (int i = 0; i < kAccumulators; ++i) accumulators[i] = seed_lanes<Bfloat16Elements>(args, i);
-  const Floats x = seed_lanes<Bfloat16Elements>(args, 0);
+  for (int i = 0; i < kAccumulators; ++i) accumulators[i] = seed_lanes<Bf16>(args, i);
+  const Floats x = seed_lanes<Bf16>(args, 0);
   const __m512bh left = _mm512_cvtne2ps_pbh(x.value, x.value);
   const __m512bh right = _mm512_cvtne2ps_pbh(x.value, x.value);
   const __m512bh minus = _mm512_cvtne2ps_pbh(-x.value, -x.value);
@@ -86,8 +86,8 @@ inline CeilingArithmeticResult ceiling_arithmetic(const CeilingArithmeticArgs& a
   if (args.type == ElementType::kBf16) return dot_products(args);
 #endif
   CeilingArithmeticResult result = {0, 0};
-  with_elements(args.type,
-                [&](auto elements) { result = multiply_and_add<decltype(elements)>(args); });
+  with_element(args.type,
+               [&](auto element) { result = multiply_and_add<decltype(element)>(args); });
   return result;
 }
 

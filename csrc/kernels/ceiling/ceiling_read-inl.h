@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reads memory as fast as the machine can. A range is read as several streams at once, far enough
-// from each other to lie in different pages: a core has more loads under way by that than the
-// hardware fetches ahead of a single stream.
+// Reads memory as fast as a core can: several streams at once, far from each other, keep more loads
+// under way than the hardware fetches ahead of a single one.
 #pragma once
 
 #include <cstdint>
@@ -33,22 +32,24 @@ struct WordSums {
 
 inline int64_t ceiling_read(const char* data, int64_t begin, int64_t end) {
   constexpr int64_t kStep = sizeof(Bytes);
-  constexpr int64_t kLine = 64;
-  constexpr int64_t kStreams = 4, kPiece = 16 << 10, kAhead = 1 << 10;
+  constexpr int64_t kLine = 64, kStreams = 4, kAhead = 512;
+  constexpr int64_t kLongest = 256 << 10;  // bytes of a stream
   WordSums sums[kStreams];
   for (WordSums& sum : sums) sum = WordSums::zero();
   int64_t at = begin;
-  for (; at + kStreams * kPiece <= end; at += kStreams * kPiece) {
-    const char* piece = data + at;
-    for (int64_t line = 0; line < kPiece; line += kLine) {
+  while (end - at >= kStreams * kLine) {
+    const int64_t share = (end - at) / (kStreams * kLine) * kLine;
+    const int64_t length = share < kLongest ? share : kLongest;
+    for (int64_t line = 0; line < length; line += kLine) {
 #pragma GCC unroll 4
       for (int64_t stream = 0; stream < kStreams; ++stream) {
-        const char* from = piece + stream * kPiece + line;
+        const char* from = data + at + stream * length + line;
         __builtin_prefetch(from + kAhead);
 #pragma GCC unroll 8
         for (int64_t i = 0; i < kLine; i += kStep) sums[stream].add(Bytes::load(from + i));
       }
     }
+    at += kStreams * length;
   }
   for (; at + kStep <= end; at += kStep) sums[0].add(Bytes::load(data + at));
   uint64_t result = 0;

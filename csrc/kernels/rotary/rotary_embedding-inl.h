@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "rotary/rotary_args.h"
-#include "vec/typed_rows-inl.h"
+#include "vec/elements-inl.h"
 
 namespace anvil::kernels::ANVIL_ISA_NAMESPACE {
 
@@ -44,14 +44,14 @@ inline int64_t axis_of(const RotaryArgs& args, int64_t pair) {
 template <typename Table>
 inline void read_angles(const RotaryArgs& args, int64_t token, int64_t first, int64_t count,
                         Angles& angles) {
-  const auto* table = static_cast<const typename Table::Type*>(args.table);
+  const auto* table = static_cast<const typename Table::Stored*>(args.table);
   if (!args.multimodal) {
     const auto* row = table + position_of(args, 0, token) * args.table_stride + first;
-    convert_row<Float32Elements, Table>(angles.cosines, row, count);
-    convert_row<Float32Elements, Table>(angles.sines, row + args.half, count);
+    convert_row<Table, Float32>(row, angles.cosines, count);
+    convert_row<Table, Float32>(row + args.half, angles.sines, count);
     return;
   }
-  const typename Table::Type* rows[3];
+  const typename Table::Stored* rows[3];
   for (int64_t axis = 0; axis < 3; ++axis) {
     rows[axis] = table + position_of(args, axis, token) * args.table_stride + first;
   }
@@ -71,23 +71,18 @@ inline void spread(const Angles& angles, int64_t count, SpreadAngles& result) {
 }
 
 // `count` pairs whose elements are `distance` apart.
-template <typename Elements>
-inline void turn_halves(typename Elements::Type* states, int64_t distance, int64_t count,
+template <typename Element>
+inline void turn_halves(typename Element::Stored* states, int64_t distance, int64_t count,
                         const Angles& angles) {
   auto* firsts = states;
   auto* seconds = states + distance;
-  int64_t i = 0;
-  for (; i + Floats::kLanes <= count; i += Floats::kLanes) {
-    const Floats x = Elements::load(firsts + i), y = Elements::load(seconds + i);
-    const Floats c = Floats::load(angles.cosines + i), s = Floats::load(angles.sines + i);
-    Elements::store(firsts + i, {x.value * c.value - y.value * s.value});
-    Elements::store(seconds + i, {y.value * c.value + x.value * s.value});
-  }
-  for (; i < count; ++i) {
-    const float x = Elements::widen(firsts[i]), y = Elements::widen(seconds[i]);
-    firsts[i] = Elements::narrow(x * angles.cosines[i] - y * angles.sines[i]);
-    seconds[i] = Elements::narrow(y * angles.cosines[i] + x * angles.sines[i]);
-  }
+  for_registers(count, [&](int64_t i, auto part) {
+    const Floats x = Element::load(firsts + i, part), y = Element::load(seconds + i, part);
+    const Floats c = Float32::load(angles.cosines + i, part);
+    const Floats s = Float32::load(angles.sines + i, part);
+    Element::store(x * c - y * s, firsts + i, part);
+    Element::store(y * c + x * s, seconds + i, part);
+  });
 }
 
 #if ANVIL_VECTOR_BYTES == 64
@@ -97,28 +92,30 @@ inline Floats swap_neighbours(Floats x) { return {_mm256_permute_ps(x.value, 0xb
 #endif
 
 // `count` pairs of neighbours.
-template <typename Elements>
-inline void turn_neighbours(typename Elements::Type* states, int64_t count,
+template <typename Element>
+inline void turn_neighbours(typename Element::Stored* states, int64_t count,
                             const SpreadAngles& angles) {
-  int64_t i = 0;
 #if ANVIL_VECTOR_BYTES > 8
-  for (; i + Floats::kLanes <= 2 * count; i += Floats::kLanes) {
-    const Floats x = Elements::load(states + i), swapped = swap_neighbours(x);
-    const Floats c = Floats::load(angles.cosines + i), s = Floats::load(angles.sines + i);
-    Elements::store(states + i, {x.value * c.value + swapped.value * s.value});
+  for_registers(2 * count, [&](int64_t i, auto part) {
+    const Floats x = Element::load(states + i, part);
+    const Floats c = Float32::load(angles.cosines + i, part);
+    const Floats s = Float32::load(angles.sines + i, part);
+    Element::store(x * c + swap_neighbours(x) * s, states + i, part);
+  });
+#else
+  for (int64_t i = 0; i < 2 * count; i += 2) {
+    const Floats x = Element::load(states + i), y = Element::load(states + i + 1);
+    const Floats c = Floats::load(angles.cosines + i), s = Floats::load(angles.sines + i + 1);
+    Element::store(x * c - y * s, states + i);
+    Element::store(y * c + x * s, states + i + 1);
   }
 #endif
-  for (; i < 2 * count; i += 2) {
-    const float x = Elements::widen(states[i]), y = Elements::widen(states[i + 1]);
-    states[i] = Elements::narrow(x * angles.cosines[i] + y * angles.sines[i]);
-    states[i + 1] = Elements::narrow(y * angles.cosines[i + 1] + x * angles.sines[i + 1]);
-  }
 }
 
 // All heads of a token.
-template <typename Elements, typename Turn>
+template <typename Element, typename Turn>
 inline void for_heads(const RotaryStates& states, int64_t token, const Turn& turn) {
-  auto* head = static_cast<typename Elements::Type*>(states.data) + token * states.token_stride;
+  auto* head = static_cast<typename Element::Stored*>(states.data) + token * states.token_stride;
   for (int64_t i = 0; i < states.heads; ++i, head += states.head_stride) turn(head);
 }
 
@@ -129,19 +126,19 @@ inline void rotary_embedding(const RotaryArgs& args, int64_t begin, int64_t end)
     for (int64_t first = 0; first < args.half; first += kPairsAtOnce) {
       const int64_t rest = args.half - first;
       const int64_t count = rest < kPairsAtOnce ? rest : kPairsAtOnce;
-      with_elements(args.table_type, [&](auto table) {
+      with_element(args.table_type, [&](auto table) {
         read_angles<decltype(table)>(args, token, first, count, angles);
       });
       if (!args.is_neox) spread(angles, count, spread_angles);
       const RotaryStates* const sides[2] = {&args.query, &args.key};
       for (const RotaryStates* side : sides) {
-        with_elements(side->type, [&](auto elements) {
-          using Elements = decltype(elements);
-          for_heads<Elements>(*side, token, [&](typename Elements::Type* head) {
+        with_element(side->type, [&](auto element) {
+          using Element = decltype(element);
+          for_heads<Element>(*side, token, [&](typename Element::Stored* head) {
             if (args.is_neox) {
-              turn_halves<Elements>(head + first, args.half, count, angles);
+              turn_halves<Element>(head + first, args.half, count, angles);
             } else {
-              turn_neighbours<Elements>(head + 2 * first, count, spread_angles);
+              turn_neighbours<Element>(head + 2 * first, count, spread_angles);
             }
           });
         });

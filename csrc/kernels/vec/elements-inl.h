@@ -29,6 +29,7 @@ struct Float32 {
   static Floats load(const float* from, First part) { return Floats::load(from, part.count); }
   static void store(Floats x, float* to, Whole = {}) { x.store(to); }
   static void store(Floats x, float* to, First part) { x.store(to, part.count); }
+  static float widen(float value) { return value; }
 };
 
 struct Bf16 {
@@ -73,6 +74,14 @@ inline void for_registers(int64_t size, const Body& body) {
   int64_t i = 0;
   for (; i + Floats::kLanes <= size; i += Floats::kLanes) body(i, Whole{});
   if (i < size) body(i, First{size - i});
+}
+
+// Converts `size` elements; the two pieces of memory are disjoint.
+template <typename From, typename To>
+inline void convert_row(const typename From::Stored* __restrict from,
+                        typename To::Stored* __restrict to, int64_t size) {
+  for_registers(size,
+                [&](int64_t i, auto part) { To::store(From::load(from + i, part), to + i, part); });
 }
 
 // Row `row` of rows whose elements are of that type.

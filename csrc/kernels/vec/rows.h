@@ -6,9 +6,9 @@
 
 #include <cstdint>
 
-namespace anvil::kernels {
+#include "element_type.h"
 
-enum class ElementType : uint8_t { kFloat32, kBf16, kFp16 };
+namespace anvil::kernels {
 
 constexpr int kMaxRowDims = 4;
 
