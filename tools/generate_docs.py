@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "platform_pkg"))
 
+import op_table  # noqa: E402
 import triton_inventory  # noqa: E402
 
 from vllm_anvil import envs  # noqa: E402
@@ -20,6 +21,7 @@ from vllm_anvil import envs  # noqa: E402
 # docs` writes it with tests/device/op_support.py, and tests/device/test_op_database.py checks it.
 PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/environment.md": envs.markdown,
+    "docs/reference/ops.md": op_table.page,
     "platform_pkg/vllm_anvil/plugin/triton_inventory/checked.json": triton_inventory.checked_record,
     "docs/reference/triton_kernels.md": triton_inventory.page,
 }

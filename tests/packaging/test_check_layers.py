@@ -48,6 +48,7 @@ def test_finds(check_layers: ModuleType, file: str, text: str, words: str) -> No
         ("csrc/torch_glue/core/a.cpp", HEADER + "#include <torch/library.h>\n"),
         ("csrc/torch_glue/core/a.cpp", HEADER + '#include "anvil/runtime.h"\n'),
         ("csrc/kernels/a.cpp", HEADER + '#include "cpu_features.h"\n#include <vector>\n'),
+        ("examples/custom_op/a.cpp", HEADER + "#include <torch/library.h>\n"),
         ("tests/a.py", "# SPDX-License-Identifier: Apache-2.0\n" + "x = 1\n" * 499),
     ],
 )

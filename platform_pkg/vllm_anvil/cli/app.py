@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from vllm_anvil import selection
+from vllm_anvil.cli import bench, triton
 from vllm_anvil.cli import doctor as doctor_command
-from vllm_anvil.cli import triton
 
 app = typer.Typer(
     name="vllm-anvil",
@@ -19,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(triton.app)
+app.add_typer(bench.app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -53,3 +54,41 @@ def doctor(
     Exit status 0 if vLLM uses Anvil, 1 if it does not.
     """
     raise typer.Exit(doctor_command.run(as_json=as_json, timeout_s=timeout))
+
+
+@app.command()
+def parity(
+    device: Annotated[
+        str, typer.Option(help="Where to run: anvil, cpu, cuda, or any other device of torch.")
+    ] = "anvil",
+    isa: Annotated[
+        str | None,
+        typer.Option(help='Instruction set of the native kernels; "all": each that runs here.'),
+    ] = None,
+    op: Annotated[
+        list[str] | None, typer.Option(help="Only this op; may be repeated. Default: all.")
+    ] = None,
+    text: Annotated[
+        str, typer.Option("-k", help='Only cases with this text in "namespace::op case".')
+    ] = "",
+    engine: Annotated[
+        bool, typer.Option(help="Run the engine's own CPU kernels beside, where vLLM is installed.")
+    ] = True,
+    replay: Annotated[
+        str | None, typer.Option(help="Run the calls of this recording instead of the tables'.")
+    ] = None,
+    json: Annotated[
+        str | None, typer.Option(help='Write all results to this file; "-": standard output.')
+    ] = None,
+    html: Annotated[
+        str | None, typer.Option(help="Write a page with plots of the errors to this file.")
+    ] = None,
+) -> None:
+    """Compare ops on a device with float64, and with the engine's own kernels.
+
+    Exit status 0 if all passed, 1 if something failed, 2 if the request is wrong.
+    """
+    from vllm_anvil.cli import parity as parity_command
+
+    request = parity_command.Request(device, isa, tuple(op or ()), text, engine, replay, json, html)
+    raise typer.Exit(parity_command.run(request))

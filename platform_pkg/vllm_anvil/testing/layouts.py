@@ -27,7 +27,8 @@ class Placed:
 
     def surroundings_changed(self) -> bool:
         """Whether any byte of the buffer outside the view has changed."""
-        buffer = self.buffer.to("cpu", copy=True)
+        # As bytes: copying a bool makes 1 of any pattern.
+        buffer = self.buffer.view(torch.uint8).to("cpu", copy=True).view(self.buffer.dtype)
         inside = buffer.as_strided(self.view.shape, self.view.stride(), self.view.storage_offset())
         inside.view(_BITS[buffer.element_size()]).fill_(-1)
         return bool((buffer.view(torch.uint8) != PATTERN).any())
@@ -44,7 +45,13 @@ def _fresh(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 def _contiguous(values: Tensor) -> Tensor:
-    return _fresh(tuple(values.shape), values)
+    """Contiguous and aligned, with at least one entry of the first dimension of other memory on
+    both sides."""
+    row = values[:1].numel() if values.dim() else 1
+    line = 64 // values.element_size()
+    margin = line * (1 + row // line)
+    buffer = _fresh((2 * margin + values.numel(),), values)
+    return buffer[margin : margin + values.numel()].view(values.shape)
 
 
 def _offset(values: Tensor) -> Tensor:
@@ -83,6 +90,6 @@ def place(values: Tensor, layout: str, device: torch.device | str) -> Placed:
     make, dimensions = LAYOUTS[layout]
     view = (make if values.dim() >= dimensions else _contiguous)(values)
     view.copy_(values)
-    whole = torch.empty(0, dtype=values.dtype).set_(view.untyped_storage())
-    buffer = whole.to(device, copy=True)
+    whole = torch.empty(0, dtype=torch.uint8).set_(view.untyped_storage())
+    buffer = whole.to(device, copy=True).view(values.dtype)
     return Placed(buffer.as_strided(view.shape, view.stride(), view.storage_offset()), buffer)

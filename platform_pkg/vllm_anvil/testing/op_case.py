@@ -62,11 +62,14 @@ class Case:
         make: the arguments by name, tensors on the CPU. Called anew for each run.
         kind: "ordinary", "empty", "extreme" (huge, tiny and zero values) or "special" (NaN and
             infinities).
+        raises: what the op and its reference must raise, with every argument left as it was: for
+            calls that must be refused. None: the call succeeds.
     """
 
     name: str
     make: Callable[[Inputs], Arguments]
     kind: str = "ordinary"
+    raises: type[Exception] | None = None
 
     def arguments(self) -> Arguments:
         # A string's own hash differs between processes.
@@ -76,15 +79,20 @@ class Case:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a result may be from float64's: `units * UNIT[dtype] * |expected| + absolute`,
-    element by element, where dtype is the result's. `units` 0 and `absolute` 0: bit for bit."""
+    """How far a result may be from float64's: `units` units in the last place, and `absolute` more.
+
+    A unit is UNIT[dtype] * |expected|, element by element, where dtype is the result's; below its
+    normal numbers it is the smallest number's. `units` 0 and `absolute` 0: the same value, zeros
+    with their sign."""
 
     units: float = 1.0
     absolute: float = 0.0
 
     def allowed(self, expected: Tensor, dtype: torch.dtype, arguments: Arguments) -> Tensor:
-        unit = UNIT.get(dtype, 0.0)
-        return expected.abs().double() * (self.units * unit) + self.absolute
+        if dtype not in UNIT:
+            return torch.full_like(expected, self.absolute, dtype=torch.float64)
+        size = expected.abs().double().clamp_min(torch.finfo(dtype).smallest_normal)
+        return size * (self.units * UNIT[dtype]) + self.absolute
 
 
 # Computes what is allowed for one result: (float64 expected, dtype of the result, float64
@@ -103,18 +111,24 @@ class Op:
         name: its name in torch.ops.<namespace>; also the stem of its files.
         family: groups ops in tables: "norm", "rotary", ...
         reference: plain torch, the op's signature and effects (vllm_anvil.references says which).
+            From float64 arguments it tells the values, from the case's own arguments the dtypes.
         cases: the calls that are made.
         namespace: of torch.ops.
         call: runs the op, given its arguments by name; default: torch.ops.<namespace>.<name>.
         batch: arguments and results whose rows are independent of each other -> the dimension that
-            lists them. Rows of all of them are permuted together.
+            lists them. Rows of all of them are permuted together, and the results named must follow
+            bit for bit.
         views: arguments that may be any view of their memory whose last dimension is contiguous.
             Every layout of vllm_anvil.testing.layouts is tried on them.
         allowed: how far results may be off, for all of them or by name.
         moved_bytes: bytes that a call must read and write at least, given its arguments.
         operations: arithmetic operations that a call must do at least.
         peers: other implementations with the same arguments, effects and results, by name, such as
-            "engine". A peer raises NotImplementedError for arguments that it does not take.
+            "engine". A peer raises NotImplementedError for arguments that it does not take. Peers
+            run on the CPU; their errors are shown and do not count.
+        benchmarks: calls of realistic sizes, for timing; default: the largest ordinary cases.
+        writes: arguments that the op writes to; default: those that its schema marks, and none
+            for a `call` whose name is no registered op.
     """
 
     name: str
@@ -129,6 +143,8 @@ class Op:
     moved_bytes: Callable[[Arguments], int] | None = None
     operations: Callable[[Arguments], int] | None = None
     peers: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    benchmarks: tuple[Case, ...] = ()
+    writes: tuple[str, ...] | None = None
 
     @property
     def qualified_name(self) -> str:
@@ -144,7 +160,16 @@ class Op:
 
     def written(self) -> tuple[str, ...]:
         """Names of the arguments that the op writes to."""
-        schema = self.overload._schema
+        if self.writes is not None:
+            return self.writes
+        try:
+            schema = self.overload._schema
+        except AttributeError:
+            if self.call is not None:
+                return ()
+            raise AttributeError(
+                f"{self.qualified_name} is not registered, and its Op has no call"
+            ) from None
         return tuple(
             a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
         )
