@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,26 @@ class FreshPython:
 @pytest.fixture(scope="session")
 def python() -> FreshPython:
     return FreshPython()
+
+
+@pytest.fixture(scope="module")
+def anvil_layers(platform: AnvilPlatform) -> Iterator[None]:
+    """The engine builds our layers and its IR ops prefer our provider, as in a worker, while the
+    tests of a module run."""
+    from vllm import ir
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor import custom_op
+
+    from vllm_anvil.plugin import custom_ops
+
+    config = VllmConfig()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        set_current_vllm_config(config),
+        config.kernel_config.ir_op_priority.set_priority(),
+        ir.enable_torch_wrap(config.compilation_config.ir_enable_torch_wrap),
+    ):
+        patch.setattr(custom_op, "op_registry_oot", {})
+        patch.setattr(custom_ops, "_registered", False)
+        custom_ops.register()
+        yield

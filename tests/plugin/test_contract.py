@@ -97,7 +97,6 @@ PLATFORM_INHERITED_ON_PURPOSE = {
     "verify_model_arch": "what a model needs is checked by its layers, not by its name",
     "validate_request": "every request that the engine accepts is served",
     "set_additional_forward_context": "the forward context needs nothing of ours",
-    "get_default_ir_op_priority": "native first",
     "get_punica_wrapper": NOT_ASKED,
     "can_update_inplace": ENGINE,
     "inference_mode": "torch.inference_mode works on the device",

@@ -23,7 +23,7 @@ if __name__ == "__main__":
         from vllm.distributed import init_distributed_environment, initialize_model_parallel
         init_distributed_environment(1, 0, "file://{rendezvous}", 0, "gloo")
         initialize_model_parallel()
-        from vllm.model_executor.layers.layernorm import RMSNorm
+        from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNorm
         from vllm.model_executor.layers.linear import ReplicatedLinear
         from vllm.model_executor.layers.rotary_embedding import get_rope
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -35,6 +35,7 @@ if __name__ == "__main__":
                 super().__init__()
                 self.embed = VocabParallelEmbedding(64, 32)
                 self.norm = RMSNorm(32)
+                self.other_norms = torch.nn.ModuleList([GemmaRMSNorm(32), LayerNorm(32)])
                 self.proj = ReplicatedLinear(32, 48)
                 self.rope = get_rope(16, 128, rope_parameters={{"rope_theta": 10000.0}})
                 if extra is not None:
@@ -55,6 +56,10 @@ if __name__ == "__main__":
         assert widened == (torch.{dtype} != torch.float32)
         hidden = model.norm(model.embed(ids))
         assert hidden.dtype == torch.float32
+        for norm in model.other_norms:
+            assert norm.weight.dtype == torch.float32
+            assert norm(hidden).dtype == torch.float32
+            assert norm(hidden.to(torch.{dtype})).dtype == torch.{dtype}
         output = model.proj(hidden)[0]
         assert output.dtype == torch.float32
         exact = hidden.double() @ model.proj.weight.double().T

@@ -24,6 +24,7 @@ from vllm_anvil.plugin import attention, seams
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.config.kernel import IrOpPriorityConfig
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
     from vllm.v1.attention.selector import AttentionSelectorConfig
@@ -156,8 +157,19 @@ class AnvilPlatform(Platform):
 
     @classmethod
     def import_ir_kernels(cls) -> None:
-        """Imports nothing: the native implementation of every IR op runs on the device, and those
-        in `vllm.kernels` are for GPUs."""
+        """Registers the device's implementations of IR ops; those in `vllm.kernels` are for
+        GPUs."""
+        import vllm_anvil.plugin.ir_kernels  # noqa: F401
+
+    @classmethod
+    def get_default_ir_op_priority(cls, vllm_config: VllmConfig) -> IrOpPriorityConfig:
+        """The device's implementation of the ops that have one, then the engine's own. What the
+        user prefers goes before these."""
+        from vllm.config.kernel import IrOpPriorityConfig
+
+        return IrOpPriorityConfig.with_default(
+            ["native"], rms_norm=["anvil", "native"], fused_add_rms_norm=["anvil", "native"]
+        )
 
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:

@@ -19,11 +19,12 @@ from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from vllm_anvil.plugin.custom_ops.embedding import AnvilVocabParallelEmbedding
+from vllm_anvil.plugin.custom_ops.norm import AnvilLayerNorm
 
 logger = init_logger("vllm.plugins.anvil.precision")
 
 HALF = (torch.bfloat16, torch.float16)
-NORMS = (RMSNorm, GemmaRMSNorm)
+NORMS = (RMSNorm, GemmaRMSNorm, AnvilLayerNorm)
 
 
 def widen(model: torch.nn.Module) -> bool:

@@ -1,9 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of the engine in the device's form, plugged in through vLLM's `register_oot`."""
+"""Layers of the engine that run by the device's ops, plugged in through vLLM's `register_oot`.
+
+vLLM builds the class registered here wherever a model asks for the engine's class of that name;
+a subclass under another name stays the engine's. What a layer of ours cannot hand to its op, by
+dtype or layout, it hands to the engine's own `forward_native`
+(`vllm_anvil.plugin.op_arguments.fallbacks` counts these calls).
+`compilation_config.custom_ops=["-SiluAndMul"]` turns one off, by the name below.
+
+docs/design/layers.md lists where every op of the device is plugged in.
+"""
 
 from __future__ import annotations
 
 _registered = False
+
+
+def layers() -> dict[str, type]:
+    """The engine's class names -> the classes built in their place. `VocabParallelEmbedding` is a
+    pluggable layer of the engine, all others are custom ops."""
+    from vllm_anvil.plugin.custom_ops import activation, embedding, norm, rotary
+
+    return {
+        "RMSNorm": norm.AnvilRMSNorm,
+        "GemmaRMSNorm": norm.AnvilGemmaRMSNorm,
+        "LayerNorm": norm.AnvilLayerNorm,
+        "SiluAndMul": activation.AnvilSiluAndMul,
+        "GeluAndMul": activation.AnvilGeluAndMul,
+        "VocabParallelEmbedding": embedding.AnvilVocabParallelEmbedding,
+        **rotary.LAYERS,
+    }
 
 
 def register() -> None:
@@ -15,8 +40,6 @@ def register() -> None:
 
     from vllm.model_executor.custom_op import CustomOp, PluggableLayer
 
-    from vllm_anvil.plugin.custom_ops.embedding import AnvilVocabParallelEmbedding
-    from vllm_anvil.plugin.custom_ops.norm import AnvilRMSNorm
-
-    CustomOp.register_oot(AnvilRMSNorm, name="RMSNorm")
-    PluggableLayer.register_oot(AnvilVocabParallelEmbedding, name="VocabParallelEmbedding")
+    for name, layer in layers().items():
+        seam = PluggableLayer if issubclass(layer, PluggableLayer) else CustomOp
+        seam.register_oot(layer, name=name)
