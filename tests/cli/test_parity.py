@@ -274,4 +274,4 @@ def test_a_page_without_matplotlib(
         importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name)
     )
     assert command.run(command.Request("cpu", html="page.html")) == 2
-    assert "pip install 'vllm-anvil[plot]'" in capsys.readouterr().err
+    assert "pip install 'vllm-anvil[bench]'" in capsys.readouterr().err

@@ -75,4 +75,4 @@ def test_runs_by_the_references_where_nothing_was_compiled(environment: Any, whe
         "from vllm_anvil.cli import main; main()"
     )
     assert done.returncode == 2
-    assert "pip install 'vllm-anvil[plot]'" in done.stderr
+    assert "pip install 'vllm-anvil[bench]'" in done.stderr

@@ -18,8 +18,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(triton.app)
 app.add_typer(bench.app)
+app.add_typer(triton.app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from vllm_anvil.cli import bench_attention
+
 app = typer.Typer(
     name="bench",
     help="Time the device's ops and attention, beside what else can do the same.",
@@ -43,3 +45,6 @@ def ops(
 
     request = bench_ops.Request(device, tuple(op or ()), seconds, json)
     raise typer.Exit(bench_ops.run(request))
+
+
+app.command()(bench_attention.attention)

@@ -87,7 +87,7 @@ def document(request: Request, runs: Sequence[Run]) -> dict[str, Any]:
 def _check_files(request: Request) -> None:
     """Finds out before the run what would spoil its end."""
     if request.html is not None and importlib.util.find_spec("matplotlib") is None:
-        raise Refused("--html draws with matplotlib: pip install 'vllm-anvil[plot]'")
+        raise Refused("--html draws with matplotlib: pip install 'vllm-anvil[bench]'")
     for option, name in (("--json", request.json), ("--html", request.html)):
         if name is not None:
             check_folder(option, name)
