@@ -26,6 +26,8 @@ def paged_attention(
     logits_soft_cap: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
     plan: BatchPlan | None = None,
 ) -> None:
     """Attention of each request's newest tokens over its keys and values in a paged cache.
@@ -37,7 +39,7 @@ def paged_attention(
         query: [num_tokens, num_heads, head_size], float16, bfloat16, float32 or float64. May
             have more rows than `query_start_loc[-1]`; those are padding and are not read.
         key_cache: [num_blocks, block_size, num_kv_heads, head_size], any strides and any
-            floating dtype. `num_heads` is a multiple of `num_kv_heads`.
+            floating dtype, float8 included. `num_heads` is a multiple of `num_kv_heads`.
         value_cache: [num_blocks, block_size, num_kv_heads, value_head_size], likewise.
         block_table: [num_reqs, max_blocks] int32 or int64. Entries beyond a request's length
             are never used, and neither is what the cache holds beyond it.
@@ -54,12 +56,15 @@ def paged_attention(
         logits_soft_cap: C > 0: logits become C * tanh(logits / C). None: no cap.
         alibi_slopes: [num_heads]: a key at distance d gets slope * d subtracted.
         sinks: [num_heads]: logit of one more key per head, with a value of 0.
+        k_scale, v_scale: what the numbers in the caches are multiplied by.
         plan: `plan_batch` of the same batch and options, built here if None.
 
     Arithmetic is float32, or float64 if the query is.
 
     Raises:
         ValueError: shapes that contradict one another, or an option out of range.
+        IndexError: `query_start_loc` decreases, or leads out of the query. Block table entries are
+            not checked, see `torch.ops.anvil.check_block_table`.
     """
     num_heads, head_size = query.shape[1:]
     block_size, num_kv_heads = key_cache.shape[1:3]
@@ -69,7 +74,7 @@ def paged_attention(
             raise ValueError(f"{name} must be [{num_heads}] (one per head), got {per_head.shape}")
     if plan is None:
         plan = plan_batch(
-            query_start_loc,
+            _checked_starts(query_start_loc, query.shape[0]),
             seq_lens,
             block_table,
             block_size,
@@ -80,9 +85,19 @@ def paged_attention(
             sliding_window=sliding_window,
         )
     for tile in plan.tiles:
+        # Keys enter by the logits alone, values by the result.
         result = _attend(
-            query, key_cache, value_cache, tile, scale, logits_soft_cap, alibi_slopes, sinks
+            query,
+            key_cache,
+            value_cache,
+            tile,
+            scale * k_scale,
+            logits_soft_cap,
+            alibi_slopes,
+            sinks,
         )
+        if v_scale != 1.0:
+            result.mul_(v_scale)
         output[tile.rows] = result.to(output.dtype)
 
 
@@ -140,6 +155,19 @@ def _check(
         raise ValueError(f"sliding_window must be at least 1, got {sliding_window}")
     if logits_soft_cap is not None and not logits_soft_cap > 0:
         raise ValueError(f"logits_soft_cap must be positive, got {logits_soft_cap}")
+
+
+def _checked_starts(query_start_loc: torch.Tensor, num_tokens: int) -> list[int]:
+    starts: list[int] = query_start_loc.tolist()
+    least = 0
+    for index, start in enumerate(starts):
+        if not least <= start <= num_tokens:
+            raise IndexError(
+                f"query_start_loc[{index}] is {start}; it must be at least {least}, where the "
+                f"request before begins, and at most {num_tokens}, the rows of the query"
+            )
+        least = start
+    return starts
 
 
 def _attend(
