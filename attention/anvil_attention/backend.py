@@ -2,13 +2,20 @@
 """vLLM's description of this attention: what it supports, and what it refuses and why."""
 
 import inspect
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from vllm.config import VllmConfig, get_current_vllm_config_or_none
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 from vllm.v1.attention.backend import AttentionBackend, AttentionType, MultipleOf
 
-from .impl import AnvilAttentionImpl
+from .contract import AttentionSpec
+from .impl import AnvilAttentionImpl, query_dtypes
 from .metadata import AnvilAttentionMetadataBuilder
+from .observers import Observer, set_observer
+from .serving import served
 
 if TYPE_CHECKING:
     from vllm.config.cache import CacheDType
@@ -89,7 +96,37 @@ class AnvilAttentionBackend(AttentionBackend):
         validate = super().validate_configuration
         given = inspect.signature(validate).bind(*args, **kwargs)
         given.apply_defaults()
-        return [cls._with_option(reason, given.arguments) for reason in validate(*args, **kwargs)]
+        reasons = [
+            cls._with_option(reason, given.arguments) for reason in validate(*args, **kwargs)
+        ]
+        config = get_current_vllm_config_or_none()
+        decodes = given.arguments["attn_type"] == AttentionType.DECODER
+        if not reasons and decodes and config is not None and config.model_config is not None:
+            refusal = cls._refusal_of_served(config, given.arguments)
+            reasons += [refusal] if refusal is not None else []
+        return reasons
+
+    @classmethod
+    def _refusal_of_served(cls, config: VllmConfig, known: dict[str, Any]) -> str | None:
+        """Why what is served takes no query of the model, in any dtype that those may have."""
+        spec = _model_spec(config, known)
+        refusals = [
+            served().refusal(replace(spec, dtype=dtype)) for dtype in query_dtypes(spec.dtype)
+        ]
+        return None if None in refusals else refusals[0]
+
+    @classmethod
+    def check_served(cls, config: VllmConfig) -> None:
+        """Raises ValueError when ANVIL_ATTENTION_IMPL names nothing that can be served, or what it
+        names refuses the model's geometry."""
+        refusal = cls._refusal_of_served(config, {})
+        if refusal is not None:
+            raise ValueError(refusal)
+
+    @classmethod
+    def set_observer(cls, observer: Observer | None) -> None:
+        """Who sees the calls of this process's layers; see `observers`."""
+        set_observer(observer)
 
     @classmethod
     def _with_option(cls, reason: str, given: dict[str, Any]) -> str:
@@ -98,6 +135,30 @@ class AnvilAttentionBackend(AttentionBackend):
             return reason
         name, remedy = option
         return f"{reason} ({name}={given[name]}): {remedy}"
+
+
+def _model_spec(config: VllmConfig, known: dict[str, Any]) -> AttentionSpec:
+    """A layer of the model, as far as its configuration tells: the layer itself is asked about
+    again when it is made. `known` are arguments of `validate_configuration`."""
+    model, cache = config.model_config, config.cache_config
+    head_size = known.get("head_size") or model.get_head_size()
+    window = model.get_sliding_window()
+    return AttentionSpec(
+        num_heads=model.get_num_attention_heads(config.parallel_config),
+        num_kv_heads=model.get_num_kv_heads(config.parallel_config),
+        head_size=head_size,
+        value_head_size=head_size,
+        block_size=known.get("block_size") or cache.block_size,
+        dtype=known.get("dtype") or model.dtype,
+        kv_dtype=kv_cache_dtype_str_to_dtype(
+            known.get("kv_cache_dtype") or cache.cache_dtype, model
+        ),
+        scale=head_size**-0.5,
+        sliding_window=window if known.get("has_sliding_window") else None,
+        logits_soft_cap=getattr(model.hf_text_config, "attn_logit_softcapping", None) or None,
+        has_sinks=known.get("has_sink", False),
+        device=current_platform.device_type,
+    )
 
 
 # What the engine says when a `supports_*` above is false -> the argument of

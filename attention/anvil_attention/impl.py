@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """One attention layer: writes new keys and values into the cache and computes the output."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
+from vllm.config import VllmConfig, get_current_vllm_config_or_none
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 from vllm.v1.attention.backend import AttentionImpl, AttentionLayer, AttentionType
 from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
 from vllm_anvil.ops.cache import write_kv_cache
 
+from .contract import AttentionCall, AttentionSpec
 from .metadata import AnvilAttentionMetadata, LayerGeometry
+from .observers import observer
 from .reference import paged_attention
+from .serving import served
 
 _ENCODER_TYPES = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
@@ -31,8 +38,20 @@ def split_kv_cache(kv_cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor
     return by_token[..., :head_size], by_token[..., head_size:]
 
 
+def query_dtypes(model_dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """What dtypes the queries of a model may have: a platform may compute between weights in
+    another one than theirs, which it decides when they are loaded."""
+    dtypes = getattr(current_platform, "hidden_state_dtypes", None)
+    return (model_dtype,) if dtypes is None else dtypes(model_dtype)
+
+
 class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
-    """Attention of one layer, for decoders, encoders and cross-attention."""
+    """Attention of one layer, for decoders, encoders and cross-attention.
+
+    Layers with a cache are computed by the implementation that is served. Encoders have none and
+    are computed by the reference whatever is served: their keys would be a cache of blocks of one
+    token, a geometry that the contract allows and that no kernel for serving is written for.
+    """
 
     def __init__(
         self,
@@ -57,7 +76,8 @@ class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
 
         Raises:
             NotImplementedError: an option or a KV cache dtype that is not implemented.
-            ValueError: sinks that are not one per head.
+            ValueError: sinks that are not one per head; or the attention that is served refuses
+                the layer, or computes something else than the reference.
         """
         if options:
             names = ", ".join(f"{name}={value!r}" for name, value in options.items())
@@ -85,6 +105,65 @@ class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
         self.attn_type = attn_type
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.sinks = sinks
+        self._served = served()
+        # Of calls, and of calls to an implementation that takes the cache's dtype only.
+        self._spec: AttentionSpec | None = None
+        self._rounded: AttentionSpec | None = None
+        config = get_current_vllm_config_or_none()
+        if config is not None and config.model_config is not None:
+            # The size of a value is not among the arguments, and that of a block may yet change:
+            # the metadata builder admits the layer again, once both are known.
+            self.admit(config, head_size, config.cache_config.block_size)
+
+    @property
+    def has_cache(self) -> bool:
+        return self.attn_type not in _ENCODER_TYPES
+
+    def admit(self, config: VllmConfig, value_head_size: int, block_size: int) -> None:
+        """Lets the attention that is served refuse the layer, before anything is computed.
+
+        Raises:
+            ValueError: it refuses, or computes something else than the reference.
+        """
+        if self._served.is_reference or not self.has_cache:
+            return
+        device_type = current_platform.device_type
+        kv_dtype = kv_cache_dtype_str_to_dtype(self.kv_cache_dtype, config.model_config)
+        scheduler = config.scheduler_config
+        self._served.admit(
+            [
+                self.spec(value_head_size, block_size, dtype, kv_dtype, device_type)
+                for dtype in query_dtypes(config.model_config.dtype)
+            ],
+            torch.device(device_type, torch.accelerator.current_device_index()),
+            scheduler.max_num_batched_tokens,
+            scheduler.max_num_seqs,
+        )
+
+    def spec(
+        self,
+        value_head_size: int,
+        block_size: int,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        device_type: str,
+    ) -> AttentionSpec:
+        """The layer in the contract's words."""
+        return AttentionSpec(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_size=self.head_size,
+            value_head_size=value_head_size,
+            block_size=block_size,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            scale=self.scale,
+            sliding_window=self.sliding_window,
+            logits_soft_cap=self.logits_soft_cap,
+            has_alibi=self.alibi_slopes is not None,
+            has_sinks=self.sinks is not None,
+            device=device_type,
+        )
 
     def do_kv_cache_update(
         self,
@@ -102,7 +181,7 @@ class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
             kv_cache: as in `split_kv_cache`, written in place
             slot_mapping: [num_slots <= num_tokens] int64; negative slots are padding
         """
-        if self.attn_type in _ENCODER_TYPES:
+        if not self.has_cache:
             return
         key_cache, value_cache = split_kv_cache(kv_cache, self.head_size)
         num_tokens = slot_mapping.shape[0]
@@ -139,6 +218,8 @@ class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
 
         Raises:
             NotImplementedError: an output scale is given (fused output quantisation).
+            IndexError: the step's block table names a block outside the cache.
+            RuntimeError: the attention that is served failed; the cause is its own exception.
         """
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError(
@@ -147,15 +228,100 @@ class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
             )
         if attn_metadata is None:
             return output.zero_()
-
-        block_size = None
-        if self.attn_type in _ENCODER_TYPES:
+        if self.alibi_slopes is not None and self.alibi_slopes.device != query.device:
+            self.alibi_slopes = self.alibi_slopes.to(query.device)
+        if not self.has_cache:
             assert key is not None
             assert value is not None
-            key_cache, value_cache = key.unsqueeze(1), value.unsqueeze(1)
+            caches = key.unsqueeze(1), value.unsqueeze(1)
+            self._compute_reference(query, *caches, attn_metadata, output, block_size=None)
+            return output
+
+        key_cache, value_cache = split_kv_cache(kv_cache, self.head_size)
+        num_blocks, block_size = key_cache.shape[:2]
+        is_reference = self._served.is_reference
+        attn_metadata.check_block_table(num_blocks, block_size, read_blindly=not is_reference)
+        watch = observer()
+        if is_reference and watch is None:
+            self._compute_reference(
+                query, key_cache, value_cache, attn_metadata, output, block_size=block_size
+            )
+            return output
+        call = self._call(query, key_cache, value_cache, attn_metadata, output)
+        name = getattr(layer, "layer_name", "")
+        written = None if watch is None else watch(name, call)
+        if is_reference:
+            self._compute_reference(
+                query, key_cache, value_cache, attn_metadata, output, block_size=block_size
+            )
         else:
-            key_cache, value_cache = split_kv_cache(kv_cache, self.head_size)
-            block_size = key_cache.shape[1]
+            self._compute_served(call, attn_metadata.query_start_loc_host[-1], name)
+        if written is not None:
+            written()
+        return output
+
+    def _call(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        metadata: AnvilAttentionMetadata,
+        output: torch.Tensor,
+    ) -> AttentionCall:
+        if self._spec is None:
+            # The cache of a layer stays as it is once it has been allocated.
+            self._spec = self.spec(
+                value_cache.shape[3],
+                key_cache.shape[1],
+                query.dtype,
+                key_cache.dtype,
+                query.device.type,
+            )
+            if self._served.refusal(self._spec) is not None:
+                # The other dtype that was admitted.
+                self._rounded = replace(self._spec, dtype=key_cache.dtype)
+        return AttentionCall(
+            spec=self._spec,
+            query=query,
+            key_cache=key_cache,
+            value_cache=value_cache,
+            block_table=metadata.block_table,
+            query_start_loc=metadata.query_start_loc,
+            seq_lens=metadata.seq_lens,
+            output=output,
+            max_query_len=metadata.max_query_len,
+            max_seq_len=metadata.max_seq_len,
+            causal=metadata.causal,
+            alibi_slopes=self.alibi_slopes,
+            sinks=self.sinks,
+        )
+
+    def _compute_served(self, call: AttentionCall, num_rows: int, layer: str) -> None:
+        if self._rounded is None:
+            call = replace(call, workspace=self._served.workspace(call))
+            self._served.compute(call, layer)
+            return
+        dtype = self._rounded.dtype
+        rounded = replace(
+            call,
+            spec=self._rounded,
+            query=call.query.to(dtype),
+            output=torch.empty_like(call.output, dtype=dtype),
+        )
+        self._served.compute(replace(rounded, workspace=self._served.workspace(rounded)), layer)
+        call.output[:num_rows] = rounded.output[:num_rows]
+
+    def _compute_reference(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        metadata: AnvilAttentionMetadata,
+        output: torch.Tensor,
+        *,
+        block_size: int | None,
+    ) -> None:
+        """The reference, with a plan that layers of the same geometry share."""
         geometry = LayerGeometry(
             self.num_heads,
             self.num_kv_heads,
@@ -163,20 +329,18 @@ class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
             self.sliding_window,
             block_size,
         )
-        slopes = self.alibi_slopes
         paged_attention(
             query,
             key_cache,
             value_cache,
-            attn_metadata.block_table,
-            attn_metadata.query_start_loc,
-            attn_metadata.seq_lens,
+            metadata.block_table,
+            metadata.query_start_loc,
+            metadata.seq_lens,
             self.scale,
             output,
             logits_soft_cap=self.logits_soft_cap,
-            alibi_slopes=None if slopes is None else slopes.to(query.device),
+            alibi_slopes=self.alibi_slopes,
             sinks=self.sinks,
             sliding_window=self.sliding_window,
-            plan=attn_metadata.plan(geometry),
+            plan=metadata.plan(geometry),
         )
-        return output

@@ -2,7 +2,7 @@
 """What the attention layers of one step need to know about its batch, and how it is built."""
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from functools import cache
 
 import torch
 from vllm.config import VllmConfig
@@ -15,6 +15,8 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from .batch_plan import BatchPlan, plan_batch
+from .contract import GraphSupport
+from .serving import served
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,29 @@ class AnvilAttentionMetadata(AttentionMetadata):
     query_start_loc_host: list[int]
     seq_lens_host: list[int]
     _plans: dict[LayerGeometry, BatchPlan] = field(default_factory=dict, repr=False)
+    _checked: set[tuple[int, int]] = field(default_factory=set, repr=False)
+
+    def check_block_table(self, num_blocks: int, block_size: int, *, read_blindly: bool) -> None:
+        """Refuses a block outside a cache of this size, by the first layer of a step only.
+
+        Without a native kernel for the device the check costs more than the reference takes, whose
+        gathers refuse what lies outside the memory themselves; then it is made only for an
+        implementation that reads blindly what the table says. That one also waits for it: what
+        depends on values is raised by the next wait for a stream, and later commands still run.
+
+        Raises:
+            IndexError: it names the request and the block.
+        """
+        key = (num_blocks, block_size)
+        if key in self._checked:
+            return
+        if read_blindly or _checks_natively(self.block_table.device.type):
+            torch.ops.anvil.check_block_table(
+                self.block_table, self.query_start_loc, self.seq_lens, block_size, num_blocks
+            )
+            if read_blindly and self.block_table.device.type != "cpu":
+                torch.accelerator.current_stream().synchronize()
+        self._checked.add(key)
 
     def plan(self, geometry: LayerGeometry) -> BatchPlan:
         """The batch cut into tiles, once for all layers of a geometry."""
@@ -76,11 +101,23 @@ class AnvilAttentionMetadata(AttentionMetadata):
         )
 
 
+@cache
+def _checks_natively(device_type: str) -> bool:
+    key = torch._C._dispatch_key_for_device(device_type)
+    return torch._C._dispatch_has_kernel_for_dispatch_key("anvil::check_block_table", key)
+
+
+# A step is planned on the host; what is left to the graph is the implementation's.
+_GRAPH_SUPPORT = {
+    GraphSupport.NEVER: AttentionCGSupport.NEVER,
+    GraphSupport.UNIFORM_DECODE: AttentionCGSupport.UNIFORM_BATCH,
+    GraphSupport.ALWAYS: AttentionCGSupport.ALWAYS,
+}
+
+
 class AnvilAttentionMetadataBuilder(AttentionMetadataBuilder[AnvilAttentionMetadata]):
     """Builds `AnvilAttentionMetadata` once per step and KV cache group."""
 
-    # Tiles are planned on the host for each step, which a recorded graph cannot repeat.
-    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
     # Decodes are found by their length, wherever they are in the batch.
     reorder_batch_threshold: int | None = None
     supports_update_block_table: bool = True
@@ -94,6 +131,19 @@ class AnvilAttentionMetadataBuilder(AttentionMetadataBuilder[AnvilAttentionMetad
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._speculates = vllm_config.speculative_config is not None
+        if not served().is_reference:
+            layers = vllm_config.compilation_config.static_forward_context
+            for name in layer_names:
+                layer = layers[name]
+                layer.impl.admit(vllm_config, layer.head_size_v, kv_cache_spec.block_size)
+
+    @classmethod
+    def get_cudagraph_support(
+        cls, vllm_config: VllmConfig, kv_cache_spec: KVCacheSpec
+    ) -> AttentionCGSupport:
+        """What the implementation that is served says of itself. The reference plans its tiles on
+        the host for each step, which a graph cannot repeat."""
+        return _GRAPH_SUPPORT[served().implementation.graph_support]
 
     def build(
         self,
@@ -123,7 +173,9 @@ class AnvilAttentionMetadataBuilder(AttentionMetadataBuilder[AnvilAttentionMetad
         slot_mapping: torch.Tensor,
     ) -> AnvilAttentionMetadata:
         """The same batch in another KV cache group."""
-        return replace(metadata, block_table=blk_table, slot_mapping=slot_mapping, _plans={})
+        return replace(
+            metadata, block_table=blk_table, slot_mapping=slot_mapping, _plans={}, _checked=set()
+        )
 
     def _seq_lens_on_host(self, common: CommonAttentionMetadata) -> list[int]:
         """Exact sequence lengths.

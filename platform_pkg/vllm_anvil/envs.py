@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     ANVIL_DEVICE_MEMORY: int | None
     ANVIL_ISA: str | None
     ANVIL_TRITON_OVERRIDES: bool
+    ANVIL_ATTENTION_IMPL: str
+    ANVIL_RECORD: str | None
+    ANVIL_RECORD_LIMIT: int
+    ANVIL_RECORD_STEPS: range
+    ANVIL_RECORD_LAYERS: tuple[int, ...] | str
+    ANVIL_RECORD_OPS: tuple[str, ...] | None
     ANVIL_LAUNCH_BLOCKING: bool
     ANVIL_SANITIZE: bool
     ANVIL_DEBUG_DELAY: int
@@ -109,6 +115,44 @@ def _device_indices(text: str) -> tuple[int, ...]:
     if len(set(indices)) != len(indices):
         raise ValueError("names a device twice; each index may appear once")
     return indices
+
+
+def _step_range(text: str) -> range:
+    match = re.fullmatch(r"([0-9]+)(?:\s*-\s*([0-9]+))?", text.strip())
+    if match is None:
+        raise ValueError("must be how many steps, such as 32, or which, such as 100-115")
+    first, last = (0, int(match[1]) - 1) if match[2] is None else (int(match[1]), int(match[2]))
+    if last < first:
+        raise ValueError(
+            "holds no step: give at least 1, or a last step that is not before the first"
+        )
+    return range(first, last + 1)
+
+
+def _layers(text: str) -> tuple[int, ...] | str:
+    if text.strip() in ("ends", "all"):
+        return text.strip()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[0-9]+", part) for part in parts):
+        raise ValueError("must be ends, all, or numbers of layers separated by commas")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _op_names(text: str) -> tuple[str, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[a-z_][a-z0-9_]*", part) for part in parts):
+        raise ValueError(
+            "must be names of ops separated by commas, such as paged_attention,rms_norm"
+        )
+    return tuple(parts)
+
+
+def _attention_name(text: str) -> str:
+    if re.search(r"\s", text.strip()) or text.strip().count(":") > 1:
+        raise ValueError(
+            "must be a name, module:function or path/to/file.py:function, without spaces"
+        )
+    return text.strip()
 
 
 def _memory_size(text: str) -> int:
@@ -203,6 +247,61 @@ _ALL = (
         "With `0`, all of vLLM's Triton kernels are compiled and run as they are, also those that "
         "the platform has a faster native implementation of: for comparison and debugging.",
         _flag,
+    ),
+    Variable(
+        "ANVIL_ATTENTION_IMPL",
+        "`reference`, `triton`, module:function, path/to/file.py:function, or the name of an entry "
+        "point in the group vllm_anvil.attention_impls",
+        "reference",
+        "reference",
+        "The attention that the engine serves with. Anything but `reference` is checked against "
+        "it, for the geometry of each of the model's layers, before the engine starts "
+        "(docs/howto/custom_attention.md).",
+        _attention_name,
+    ),
+    Variable(
+        "ANVIL_RECORD",
+        "a folder",
+        None,
+        "unset",
+        "Serving steps are recorded there, one file each, to be replayed on any device "
+        "(docs/howto/record_and_replay.md). Steps are numbered on from those that are there. "
+        "Recording is slow.",
+        str.strip,
+    ),
+    Variable(
+        "ANVIL_RECORD_LIMIT",
+        "a size, as ANVIL_DEVICE_MEMORY",
+        256 << 20,
+        "256MiB",
+        "What all recorded steps in the folder may take together; at the limit recording ends.",
+        _memory_size,
+    ),
+    Variable(
+        "ANVIL_RECORD_STEPS",
+        "a number, or first-last",
+        range(32),
+        "32",
+        "How many of the engine's steps are recorded from its start, or which, counted from 0.",
+        _step_range,
+    ),
+    Variable(
+        "ANVIL_RECORD_LAYERS",
+        "ends, all, or layer numbers separated by commas",
+        "ends",
+        "ends",
+        "The layers of which calls are recorded; `ends`: the first, the middle and the last. What "
+        "runs outside of layers is always recorded.",
+        _layers,
+    ),
+    Variable(
+        "ANVIL_RECORD_OPS",
+        "names separated by commas",
+        None,
+        "all but linear",
+        "The ops that are recorded, by their names in torch.ops.anvil, and `paged_attention`. "
+        "Those of `linear` hold its whole weight.",
+        _op_names,
     ),
     Variable(
         "ANVIL_LAUNCH_BLOCKING",

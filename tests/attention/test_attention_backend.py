@@ -88,7 +88,7 @@ IMPL_INHERITED = {
 BUILDER_INHERITED = {
     "requires_block_table_width": "no tables are kept between steps",
     "supports_draft_decode_metadata_update": "no graphs",
-    "get_cudagraph_support": "reads _cudagraph_support",
+    "_cudagraph_support": "not read: get_cudagraph_support asks the implementation",
     "get_varlen_cudagraph_max_query_len": "None: no graphs",
     "_init_reorder_batch_threshold": "not called: no reordering",
     "build_for_cudagraph_capture": "not asked for: no graphs",

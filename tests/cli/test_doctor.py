@@ -47,6 +47,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "worker": "vllm_anvil.plugin.worker.AnvilWorker",
         "model_runner": "vllm_anvil.plugin.model_runner.AnvilModelRunner (Model Runner V2)",
         "attention_backend": "anvil_attention.backend.AnvilAttentionBackend",
+        "attention_implementation": "mine:attention (contract 1, in graphs: never)",
         "communicator": "anvil_communicator.communicator.AnvilCommunicator",
         "errors": {},
     },
@@ -100,7 +101,13 @@ def test_all_is_well() -> None:
     assert "4 (0-2,5)" in text
     assert "8.0 GiB" in text
     assert "Instruction set: avx512" in text
-    for part in ("worker", "model_runner", "attention_backend", "communicator"):
+    for part in (
+        "worker",
+        "model_runner",
+        "attention_backend",
+        "attention_implementation",
+        "communicator",
+    ):
         assert ANSWERS["platform"][part] in text
 
 
@@ -213,6 +220,19 @@ def test_parts_that_could_not_be_had() -> None:
     text = text_of(found)
     assert "unknown" in text
     assert "Devices: none: no answer" in text
+
+
+def test_attention_that_cannot_be_served() -> None:
+    platform = ANSWERS["platform"] | {
+        "attention_implementation": None,
+        "errors": {"attention_implementation": "ValueError: ANVIL_ATTENTION_IMPL=x:f: no module"},
+    }
+    found = doctor.judge(HOST, answers(platform=platform))
+    problem = "The platform gave no attention implementation: ValueError: ANVIL_ATTENTION_IMPL=x:f"
+    assert any(one.startswith(problem) for one in found.problems)
+    assert "attention implementation" in text_of(found)
+    # Other platforms have no such choice.
+    assert "attention implementation" not in text_of(doctor.judge(HOST, answers(platform=CPU)))
 
 
 def test_variables_are_shown_with_their_errors() -> None:

@@ -110,7 +110,6 @@ REFUSED = "serves a feature that engine_config refuses, so it is never called"
 
 WORKER_INHERITED_ON_PURPOSE = {
     # The model's life.
-    "load_model": "the memory tag and the thread seam are what differs",
     "get_model": RUNNER,
     "get_draft_model": RUNNER,
     "get_model_inspection": ENGINE,
@@ -137,8 +136,6 @@ WORKER_INHERITED_ON_PURPOSE = {
     "_maybe_activate_jit_monitor": "switched off in engine_config",
     "_get_cudagraph_capture_context": "nothing is captured",
     "_init_workspace_and_model_runner": "calls our _make_model_runner",
-    "execute_model": RUNNER,
-    "sample_tokens": RUNNER,
     "execute_dummy_batch": RUNNER,
     "randomize_dummy_inputs": ENGINE,
     "annotate_profile": ENGINE,

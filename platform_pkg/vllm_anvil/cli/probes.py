@@ -33,6 +33,7 @@ def platform() -> dict[str, Any]:
         ("worker", _worker),
         ("model_runner", _model_runner),
         ("attention_backend", _attention_backend),
+        ("attention_implementation", _attention_implementation),
         ("communicator", lambda platform: platform.get_device_communicator_cls()),
     ):
         try:
@@ -71,6 +72,16 @@ def _attention_backend(platform: Any) -> str:
         head_size=64, dtype=torch.bfloat16, kv_cache_dtype="auto", block_size=None
     )
     return platform.get_attn_backend_cls(backend, wanted, num_heads=8)
+
+
+def _attention_implementation(platform: Any) -> str | None:
+    """What computes attention within Anvil's backend; None with another backend."""
+    module = _attention_backend(platform).rpartition(".")[0]
+    if module.partition(".")[0] != "anvil_attention":
+        return None
+    served = importlib.import_module("anvil_attention.serving").served()
+    graphs = served.implementation.graph_support.value.replace("_", " ")
+    return f"{served.name} (contract {served.implementation.version}, in graphs: {graphs})"
 
 
 def device() -> dict[str, Any]:

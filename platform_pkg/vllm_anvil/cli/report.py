@@ -107,7 +107,14 @@ def ranges(numbers: Iterable[int]) -> str:
 
 def _engine(report: Report) -> Table:
     table = _table("What vLLM runs here", "Part", "Choice")
-    for part in ("class", "device_name", "worker", "model_runner", "attention_backend"):
+    parts = ["class", "device_name", "worker", "model_runner", "attention_backend"]
+    # Only Anvil's own backend has a choice of implementations.
+    if "attention_implementation" in {
+        *(name for name, value in report.engine.items() if value is not None),
+        *report.engine.get("errors", {}),
+    }:
+        parts.append("attention_implementation")
+    for part in parts:
         value = report.engine.get(part)
         label = "platform" if part == "class" else part.replace("_", " ")
         table.add_row(label, escape(str(value)) if value else "[red]unknown[/]")

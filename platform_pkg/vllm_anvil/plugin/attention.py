@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.attention.selector import AttentionSelectorConfig
 
 # A name of its own, so that no other backend is aliased; a layer looks its backend up by it.
@@ -44,3 +46,15 @@ def choose(selected: AttentionBackendEnum | None, wanted: AttentionSelectorConfi
             f"{'; '.join(reasons)}."
         )
     return ours.get_path()
+
+
+def check_implementation(config: VllmConfig) -> None:
+    """Raises ValueError, with one message, when what ANVIL_ATTENTION_IMPL names cannot be served
+    or refuses the model."""
+    register().get_class().check_served(config)  # type: ignore[attr-defined]  # our own class
+
+
+def set_observer(observer: Callable[[str, Any], Callable[[], None] | None] | None) -> None:
+    """Who sees each layer's call of the attention, or nobody: given the layer's name and the call,
+    it returns what is to be called when the output was written."""
+    register().get_class().set_observer(observer)  # type: ignore[attr-defined]  # our own class

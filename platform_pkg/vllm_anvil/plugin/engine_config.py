@@ -18,7 +18,7 @@ from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionBackend
 
 import vllm_anvil.device as anvil
-from vllm_anvil.plugin import attention, fit
+from vllm_anvil.plugin import attention, fit, record_settings
 
 logger = init_logger("vllm.plugins.anvil.config")
 
@@ -160,6 +160,9 @@ def refuse_unsupported(config: VllmConfig) -> None:
 
         AnvilPlatform.check_if_supports_dtype(config.model_config.dtype)
     _check_device_count(config)
+    if config.model_config is not None:
+        attention.check_implementation(config)
+        record_settings.folder_from_environment()
     fit.check(config)
 
 

@@ -127,6 +127,12 @@ class AnvilPlatform(Platform):
                 f"platform. Choose one of {names}."
             )
 
+    @classmethod
+    def hidden_state_dtypes(cls, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+        """What dtypes the hidden states of a model in `dtype` may have: `precision` widens those
+        of half-precision models where it can. Ours, not vLLM's."""
+        return (dtype, torch.float32) if dtype.itemsize == 2 else (dtype,)
+
     # ------------------------------------------------------------------ what runs on the device
 
     @classmethod
