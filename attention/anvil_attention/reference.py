@@ -101,33 +101,6 @@ def paged_attention(
         output[tile.rows] = result.to(output.dtype)
 
 
-def write_kv_cache(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-) -> None:
-    """Writes new keys and values into a paged cache, in place.
-
-    Args:
-        key: [num_tokens, num_kv_heads, head_size]. Rows beyond `slot_mapping` are ignored.
-        value: [num_tokens, num_kv_heads, value_head_size].
-        key_cache: [num_blocks, block_size, num_kv_heads, head_size], any strides; its dtype is
-            what is stored.
-        value_cache: [num_blocks, block_size, num_kv_heads, value_head_size], likewise.
-        slot_mapping: [num_slots <= num_tokens] int64: token t goes to block
-            `slot // block_size` at offset `slot % block_size`; negative slots are skipped.
-            Slots must differ from one another.
-    """
-    tokens = (slot_mapping >= 0).nonzero().squeeze(1)
-    slots = slot_mapping.index_select(0, tokens)
-    block_size = key_cache.shape[1]
-    index = (slots // block_size, slots % block_size)
-    key_cache.index_put_(index, key.index_select(0, tokens).to(key_cache.dtype))
-    value_cache.index_put_(index, value.index_select(0, tokens).to(value_cache.dtype))
-
-
 def _check(
     query: torch.Tensor,
     key_cache: torch.Tensor,

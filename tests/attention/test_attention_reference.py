@@ -367,25 +367,6 @@ def test_temporaries_stay_within_the_bound() -> None:
     assert covered == starts[-1]
 
 
-@pytest.mark.parametrize("layout", ["separate", "token_major", "head_major", "odd_strides"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_write_kv_cache(device: torch.device, layout: str, dtype: torch.dtype) -> None:
-    batch = Batch(Case(lens=[(1, 1)], layout=layout, dtype=dtype, value_head_size=6))
-    keys, values = batch._empty_caches(num_blocks=5)
-    keys.fill_(0.5), values.fill_(0.5)
-    expected_keys, expected_values = keys.clone(), values.clone()
-    slots = torch.tensor([7, -1, 0, 19, -1, 12])
-    key, value = torch.randn(8, 2, 8), torch.randn(8, 2, 6)
-    for token, slot in enumerate(slots.tolist()):
-        if slot >= 0:
-            expected_keys[slot // 4, slot % 4] = key[token].to(dtype)
-            expected_values[slot // 4, slot % 4] = value[token].to(dtype)
-    keys, values = keys.to(device), values.to(device)
-    reference.write_kv_cache(key.to(device), value.to(device), keys, values, slots.to(device))
-    assert torch.equal(keys.cpu(), expected_keys)
-    assert torch.equal(values.cpu(), expected_values)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -130,6 +130,38 @@ def test_stepping_aside_is_explained() -> None:
     assert "What to do: Unset ANVIL_TARGET" in text
 
 
+def test_the_cuda_path_is_anvil_too() -> None:
+    host = replace(
+        HOST,
+        environ={"ANVIL_TARGET": "cuda"},
+        engines=(("vllm", "0.32.1"),),
+        torch_version="2.13.1",
+        nvidia_gpu="/dev/nvidia0",
+        extension_problem="the compiled module is missing",
+    )
+    cuda = ANSWERS["platform"] | {
+        "class": "vllm_anvil.plugin.cuda_platform.AnvilCudaPlatform",
+        "device_type": "cuda",
+    }
+    missing = {"error": "DeviceUnavailableError: no _C"}
+    found = doctor.judge(host, answers(platform=cuda, device=missing))
+    assert found.uses_anvil
+    assert found.agree
+    assert "CUDA reference path (ANVIL_TARGET=cuda, GPU /dev/nvidia0)" in found.explanation
+    # The device is not used there, so that it may be missing.
+    assert found.problems == []
+    assert text_of(found).startswith("vLLM uses Anvil here (the CUDA reference path).")
+
+
+def test_cuda_without_a_gpu_is_explained() -> None:
+    host = replace(HOST, environ={"ANVIL_TARGET": "cuda"})
+    found = doctor.judge(host, answers(platform=CPU))
+    assert not found.uses_anvil
+    assert found.agree
+    assert "this machine shows no CUDA GPU" in found.explanation
+    assert "vllm-anvil[cuda]" in found.remedy
+
+
 def test_zen_platform_counts_as_cpu() -> None:
     host = replace(HOST, environ={"VLLM_TARGET_DEVICE": "cpu"})
     zen = CPU | {"class": "vllm.platforms.zen_cpu.ZenCpuPlatform"}

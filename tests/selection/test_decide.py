@@ -52,9 +52,45 @@ def test_takes_the_device(host: Host) -> None:
     decision = selection.decide(host)
     assert decision.chosen
     assert decision.level == logging.INFO
+    assert decision.platform == selection.PLATFORM
     prediction = selection.predict(host)
     assert prediction.uses_anvil
     assert prediction.certain
+
+
+CUDA = [
+    pytest.param(on(GPU_HOST, ANVIL_TARGET="cuda"), id="GPU and CUDA build"),
+    pytest.param(
+        on(replace(GPU_HOST, extension_problem="no _C", built_for_torch=None), ANVIL_TARGET="cuda"),
+        id="without the compiled module",
+    ),
+]
+
+
+@pytest.mark.parametrize("host", CUDA)
+def test_takes_the_gpu_where_cuda_is_named(host: Host) -> None:
+    decision = selection.decide(host)
+    assert decision.chosen
+    assert decision.level == logging.INFO
+    assert decision.platform == selection.CUDA_PLATFORM
+    assert "CUDA reference path" in decision.message
+    assert "/dev/nvidia0" in decision.message
+    prediction = selection.predict(host)
+    assert prediction.uses_anvil
+    assert prediction.certain
+
+
+def test_everything_missing_for_cuda_is_said_at_once() -> None:
+    reason = selection.decide(on(CPU_HOST, ANVIL_TARGET="cuda")).reason
+    for words in ("no CUDA GPU", "vLLM 0.32.0+cpu is a cpu build", "torch 2.13.0+cpu"):
+        assert words in reason
+
+
+def test_an_unusable_variable_refuses_on_cuda_too() -> None:
+    decision = selection.decide(on(GPU_HOST, ANVIL_TARGET="cuda", ANVIL_DEVICES="0"))
+    assert decision.chosen
+    assert decision.level == logging.ERROR
+    assert decision.platform == selection.CUDA_PLATFORM
 
 
 # host, level, what the reason says, what the remedy says, what vLLM then takes
@@ -75,9 +111,29 @@ DECLINED = [
         id="auto steps aside",
     ),
     pytest.param(
-        on(GPU_HOST, ANVIL_TARGET="cuda"),
-        (logging.ERROR, "does not have", "ANVIL_TARGET=anvil", "cuda"),
-        id="cuda",
+        on(CPU_HOST, ANVIL_TARGET="cuda"),
+        (logging.ERROR, "no CUDA GPU", "'vllm-anvil[cuda]'", "cpu"),
+        id="cuda without a GPU",
+    ),
+    pytest.param(
+        on(replace(CPU_HOST, nvidia_gpu="/dev/nvidia0"), ANVIL_TARGET="cuda"),
+        (logging.ERROR, "vLLM 0.32.0+cpu is a cpu build", "ANVIL_TARGET=anvil", "cpu"),
+        id="cuda with a cpu build",
+    ),
+    pytest.param(
+        on(replace(GPU_HOST, torch_version="2.13.1+cpu"), ANVIL_TARGET="cuda"),
+        (logging.ERROR, "torch 2.13.1+cpu is a build without CUDA", "ANVIL_TARGET=off", "cuda"),
+        id="cuda with a cpu torch",
+    ),
+    pytest.param(
+        on(replace(GPU_HOST, nvidia_gpu=None), ANVIL_TARGET="cuda"),
+        (logging.ERROR, "this machine shows no CUDA GPU", "ANVIL_TARGET=anvil", "unspecified"),
+        id="cuda build without a GPU",
+    ),
+    pytest.param(
+        on(replace(GPU_HOST, engines=(("vllm", "0.31.0"),)), ANVIL_TARGET="cuda"),
+        (logging.ERROR, "vLLM 0.31.0 is installed", "'vllm-anvil[cuda]'", "cuda"),
+        id="cuda with an old engine",
     ),
     pytest.param(
         on(CPU_HOST, ANVIL_TARGET="gpu"),

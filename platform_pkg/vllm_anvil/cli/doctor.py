@@ -130,8 +130,9 @@ def judge(host: selection.Host, answers: dict[str, dict[str, Any]]) -> Report:
 
 
 def platform_name(qualified: str) -> str:
-    """The short name of a platform class: "anvil", "cpu", "cuda", "unspecified", or the class."""
-    if qualified == selection.PLATFORM:
+    """The short name of a platform class: "anvil" (also for its CUDA reference path), "cpu",
+    "cuda", "unspecified", or the class."""
+    if qualified in (selection.PLATFORM, selection.CUDA_PLATFORM):
         return selection.PLUGIN
     module, _, name = qualified.rpartition(".")
     if name == "UnspecifiedPlatform":
@@ -147,7 +148,7 @@ def _explain(
 ) -> tuple[str, str]:
     """One explanation and one remedy, from what was predicted and what happened."""
     if resolved == selection.PLUGIN:
-        return prediction.reason if agree else "vLLM resolved the anvil platform.", ""
+        return prediction.reason if agree else "vLLM resolved a platform of Anvil's.", ""
     if error is not None and not agree:
         # The prediction did not see this coming: vLLM's own words come first.
         hint = prediction.remedy if not prediction.certain else ""
@@ -239,8 +240,10 @@ def _problems(
     elif "error" in vision:
         found.append(f"Whether torchvision imports could not be found out: {vision['error']}")
     device_error = answers["device"].get("error")
+    # There the device is not used, and may be missing.
+    on_cuda = selection.decide(host).platform == selection.CUDA_PLATFORM
     known = host.extension_problem is not None or explained in (device_error or "")
-    if device_error is not None and not known:
+    if device_error is not None and not known and not on_cuda:
         found.append(f"The anvil device could not be used: {device_error}")
     for part, error in answers["platform"].get("errors", {}).items():
         found.append(f"The platform gave no {part.replace('_', ' ')}: {error}")

@@ -33,8 +33,11 @@ def show(report: Report, console: Console | None = None) -> None:
 
 def _verdict(report: Report, console: Console) -> None:
     if report.uses_anvil:
-        first = report.devices[0]["device"] if report.devices else "anvil"
-        console.print(f"[green]vLLM uses Anvil here[/] (device {first}).")
+        if report.engine.get("device_type") == "cuda":
+            where = "the CUDA reference path"
+        else:
+            where = f"device {report.devices[0]['device'] if report.devices else 'anvil'}"
+        console.print(f"[green]vLLM uses Anvil here[/] ({where}).")
     elif report.resolved is not None:
         console.print(
             "[red]vLLM does not use Anvil here[/]: it chooses the platform "

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module, metadata
 from types import ModuleType
+
+import torch
 
 from vllm_anvil.selection import REBUILD, minor
 
@@ -30,7 +33,8 @@ def load_extension() -> ModuleType:
     """Imports and returns `vllm_anvil._C`.
 
     Raises:
-        DeviceUnavailableError: it was never built, was built for another torch, or does not load.
+        DeviceUnavailableError: it was never built, was built for another torch, does not load, or
+            comes too late.
     """
     try:
         build_info = import_module("vllm_anvil._build_info")
@@ -39,6 +43,13 @@ def load_extension() -> ModuleType:
             f"vllm_anvil has no compiled module: its installation is incomplete. {REBUILD}"
         ) from None
     check_build(build_info.TORCH_VERSION, metadata.version("torch"))
+    if "vllm_anvil._C" not in sys.modules and hasattr(torch.ops.anvil, "write_kv_cache"):
+        # The library defines the ops, and torch ends a process that defines an op twice.
+        raise DeviceUnavailableError(
+            "the anvil device cannot be loaded into this process any more: torch.ops.anvil runs by "
+            "its references here (vllm_anvil.references.registration). Import vllm_anvil.device "
+            "before anything that registers them, or use another process."
+        )
     try:
         return import_module("vllm_anvil._C")
     except ImportError as error:

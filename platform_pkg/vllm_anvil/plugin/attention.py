@@ -24,8 +24,12 @@ def register() -> AttentionBackendEnum:
     return AttentionBackendEnum[NAME]
 
 
-def choose(selected: AttentionBackendEnum | None, wanted: AttentionSelectorConfig) -> str:
-    """Path of the backend class for a layer.
+def choose(
+    selected: AttentionBackendEnum | None,
+    wanted: AttentionSelectorConfig,
+    platform: str = "the anvil platform",
+) -> str:
+    """Path of the backend class for a layer; `platform` is what messages call the one that asks.
 
     Raises ValueError when another backend was selected by name, or with every reason why this one
     cannot serve the layer.
@@ -33,7 +37,7 @@ def choose(selected: AttentionBackendEnum | None, wanted: AttentionSelectorConfi
     ours = register()
     if selected is not None and selected is not ours:
         raise ValueError(
-            f"--attention-backend {selected.name} does not run on the anvil platform. "
+            f"--attention-backend {selected.name} does not run on {platform}. "
             f"Use {NAME}, or leave the option out."
         )
     reasons = ours.get_class().validate_configuration(
@@ -42,8 +46,8 @@ def choose(selected: AttentionBackendEnum | None, wanted: AttentionSelectorConfi
     )
     if reasons:
         raise ValueError(
-            f"The anvil platform's attention backend {NAME} cannot run this model: "
-            f"{'; '.join(reasons)}."
+            f"{platform[0].upper()}{platform[1:]}'s attention backend {NAME} cannot run this "
+            f"model: {'; '.join(reasons)}."
         )
     return ours.get_path()
 

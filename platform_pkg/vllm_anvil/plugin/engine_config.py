@@ -9,31 +9,14 @@ option that cannot work is refused here, by the name the user gave it, within th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import vllm.envs as vllm_envs
-from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
-from vllm.logger import init_logger
+from vllm.config import VllmConfig
 from vllm.v1.attention.backend import AttentionBackend
 
 import vllm_anvil.device as anvil
-from vllm_anvil.plugin import attention, fit, record_settings
-
-logger = init_logger("vllm.plugins.anvil.config")
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """One option that the platform does not support.
-
-    `applies` says whether a configuration uses it; `reason` completes the sentence "OPTION is not
-    supported on the anvil platform: ...".
-    """
-
-    option: str
-    applies: Callable[[VllmConfig], bool]
-    reason: str
+from vllm_anvil.plugin import attention, eager, fit, record_settings
+from vllm_anvil.plugin.refusal import Refusal, refuse
 
 
 def _attention() -> type[AttentionBackend]:
@@ -135,10 +118,7 @@ REFUSALS = (
 
 def apply_defaults(config: VllmConfig) -> None:
     """Fills in what the user left open, where the engine's default would suit a GPU only."""
-    if config.compilation_config.mode is None:
-        config.compilation_config.mode = CompilationMode.NONE
-    if config.compilation_config.cudagraph_mode is None:
-        config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
+    eager.prefer(config)
     # Warm-ups of CuTe and FlashInfer kernels, which are not launched here, and of Triton kernels,
     # which are compiled within milliseconds when they are first launched.
     config.kernel_config.enable_jit_warmup = False
@@ -148,13 +128,7 @@ def apply_defaults(config: VllmConfig) -> None:
 
 def refuse_unsupported(config: VllmConfig) -> None:
     """Raises ValueError with one line for each option that cannot work."""
-    lines = [
-        f"{refusal.option} is not supported on the anvil platform: {refusal.reason}."
-        for refusal in REFUSALS
-        if refusal.applies(config)
-    ]
-    if lines:
-        raise ValueError("\n".join(lines))
+    refuse(config, REFUSALS, "the anvil platform")
     if config.model_config is not None:
         from vllm_anvil.plugin.platform import AnvilPlatform
 
@@ -191,16 +165,7 @@ def update(config: VllmConfig, worker_cls: str) -> None:
     if parallel.worker_cls == "auto":
         parallel.worker_cls = worker_cls
 
-    compilation = config.compilation_config
-    if compilation.mode != CompilationMode.NONE:
-        logger.warning(
-            "compilation_config.mode=%s is set to NONE: nothing is compiled for the anvil device.",
-            compilation.mode,
-        )
-        compilation.mode = CompilationMode.NONE
-    compilation.cudagraph_mode = CUDAGraphMode.NONE
-    compilation.cudagraph_capture_sizes = []
-    compilation.max_cudagraph_capture_size = 0
+    eager.enforce(config, "the anvil device")
 
     # A second batch in flight costs each request one step past its end, and on few cores takes the
     # first one's. It runs, but is not known to be worth that.

@@ -88,11 +88,7 @@ class AnvilPlatform(Platform):
     def validate_environ(cls, hard_fail: bool) -> None:
         """vLLM's check of VLLM_* names, and the same for ANVIL_*."""
         super().validate_environ(hard_fail)
-        for name in envs.unknown():
-            message = (
-                f"Unknown Anvil environment variable detected: {name}. "
-                f"Known ones: {', '.join(envs.VARIABLES)}."
-            )
+        for message in envs.unknown_messages():
             if hard_fail:
                 raise ValueError(message)
             logger.warning("%s", message)

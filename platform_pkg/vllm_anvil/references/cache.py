@@ -1,18 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""References of vllm_anvil.ops.cache: slow, and written from the definition."""
+"""References of vllm_anvil.ops.cache, written from the definition.
 
+`write_kv_cache` is what serves on a device without a kernel of its own, every layer of every step:
+it asks the device for nothing. The others look at index tensors on the host.
+"""
+
+import torch
 from torch import Tensor
+
+# Elements are moved as bits: not every device indexes every floating dtype.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def write_kv_cache(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
 ) -> None:
-    block_size = key_cache.shape[1]
-    for token, slot in enumerate(slot_mapping.tolist()):
-        if slot >= 0:
-            block, offset = divmod(slot, block_size)
-            key_cache[block, offset] = key[token]
-            value_cache[block, offset] = value[token]
+    for name, source, cache in (("key", key, key_cache), ("value", value, value_cache)):
+        if source.dtype != cache.dtype:
+            raise TypeError(
+                f"anvil::write_kv_cache: {name}_cache is {cache.dtype} but {name} is "
+                f"{source.dtype}; convert first"
+            )
+    num_slots = key_cache.shape[0] * key_cache.shape[1]
+    if slot_mapping.device.type == "cpu":
+        _check_slots(slot_mapping, num_slots)
+    # Elsewhere a slot past the end is left to the check of index_put_ on the device itself: asking
+    # for it here would wait for the device.
+    if slot_mapping.numel() == 0 or num_slots == 0:
+        return
+    # A token without a slot writes what the first token with one writes, to the same place: the
+    # number of writes is then known without looking at the slots. Where no token has a slot, all
+    # write to slot 0 what it holds.
+    valid = slot_mapping >= 0
+    first = valid.to(torch.uint8).argmax()
+    tokens = torch.where(valid, torch.arange(len(slot_mapping), device=valid.device), first)
+    slots = slot_mapping[tokens].clamp(min=0)
+    some = valid.any()
+    index = (slots // key_cache.shape[1], slots % key_cache.shape[1])
+    for source, cache in ((key, key_cache), (value, value_cache)):
+        bits = _BITS[cache.element_size()]
+        target = cache.view(bits)
+        target.index_put_(index, torch.where(some, source.view(bits)[tokens], target[index]))
+
+
+def _check_slots(slot_mapping: Tensor, num_slots: int) -> None:
+    beyond = (slot_mapping >= num_slots).nonzero()
+    if beyond.numel():
+        at = int(beyond[0])
+        raise IndexError(
+            f"anvil::write_kv_cache: slot_mapping[{at}] is {int(slot_mapping[at])}, but must be "
+            f"below {num_slots} (num_blocks * block_size)"
+        )
 
 
 def copy_blocks(cache: Tensor, block_pairs: Tensor) -> None:

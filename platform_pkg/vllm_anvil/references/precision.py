@@ -4,8 +4,13 @@
 import torch
 from torch import Tensor
 
+WITHOUT_FLOAT64 = ("mps",)
+
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """float64 if one of the tensors is, otherwise float32."""
-    wide = any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors)
-    return torch.float64 if wide else torch.float32
+    """float64, which leaves nothing but the rounding of the result; float32 on devices without it,
+    unless a tensor is float64 already."""
+    known = [tensor for tensor in tensors if tensor is not None]
+    if any(tensor.device.type in WITHOUT_FLOAT64 for tensor in known):
+        return torch.float32
+    return torch.float64

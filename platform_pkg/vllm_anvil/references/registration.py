@@ -89,10 +89,16 @@ REFERENCES: dict[str, Callable[..., Any]] = {
 _library: torch.library.Library | None = None  # what it registers is gone when it is
 
 
+def is_registered() -> bool:
+    """Whether `register` has run in this process."""
+    return _library is not None
+
+
 def register() -> None:
     """Completes ``torch.ops.anvil`` in this process. Doing it again changes nothing.
 
-    `_C` must be loaded before, where it is used at all: it cannot define an op twice.
+    `_C` must be loaded before, where it is used at all: no op can be defined twice, so from here on
+    a process without `_C` remains without it.
     """
     global _library
     if _library is not None:
