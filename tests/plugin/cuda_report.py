@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import triton.backends
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm_anvil import selection
 
@@ -70,6 +71,7 @@ def describe(platform: Any, config: Any) -> dict[str, Any]:
         "worker": worker.__name__,
         "mode": config.compilation_config.mode.name,
         "graphs": config.compilation_config.cudagraph_mode.name,
+        "attention": os.environ["ANVIL_ATTENTION_IMPL"],
         "ir": config.kernel_config.ir_op_priority.rms_norm,
         "custom_all_reduce": not config.parallel_config.disable_custom_all_reduce,
         "loaded": sorted(
@@ -127,22 +129,48 @@ def attention_paths(platform: Any) -> dict[str, str]:
     }
 
 
+class _Seen(TorchDispatchMode):
+    """The names of Anvil's ops that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func.namespace == "anvil":
+            self.names.add(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
 def layers(config: Any) -> dict[str, Any]:
     """Which RMSNorm the engine builds here, and how far its result is from float64's."""
     from vllm.config import set_current_vllm_config
-    from vllm.model_executor.layers.layernorm import RMSNorm
+    from vllm.ir.op import enable_torch_wrap
+    from vllm.model_executor.layers.layernorm import LayerNorm, RMSNorm
 
-    from vllm_anvil.plugin import cuda_layers
+    from vllm_anvil.plugin import cuda_layers, op_arguments
     from vllm_anvil.references.norm import rms_norm
 
     cuda_layers.register()
     cuda_layers.register()
+    on = sorted(op_arguments.DEVICES)
+    op_arguments.DEVICES.add("cpu")  # where the tensors are, for want of a GPU
     with set_current_vllm_config(config):
         layer = RMSNorm(64, eps=1e-5)
+        layer_norm = LayerNorm(64)
     layer.weight.data.copy_(torch.linspace(0.5, 1.5, 64))
     x = torch.randn(3, 64)
     expected = rms_norm(x.double(), layer.weight.double(), 1e-5)
+    priority = config.kernel_config.ir_op_priority.set_priority()
+    # Wrapped in an op of the engine's, the call of ours would not be seen.
+    with priority, enable_torch_wrap(False), _Seen() as seen:
+        layer(x)
+        layer_norm(x)
     return {
+        "devices": on,
+        "ops": sorted(seen.names),
         "class": type(layer).__name__,
         "runs": layer._forward_method.__func__ is type(layer).forward_oot,
         "error": float((layer(x) - expected).abs().max()),

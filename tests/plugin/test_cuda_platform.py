@@ -72,6 +72,8 @@ def test_layers_run_by_the_references(report: dict[str, Any]) -> None:
     assert report["layers"]["class"] == "AnvilRMSNorm"
     assert report["layers"]["runs"]
     assert report["layers"]["error"] < 1e-5
+    assert report["layers"]["devices"] == ["anvil", "cuda"]
+    assert report["layers"]["ops"] == ["anvil::layer_norm", "anvil::rms_norm"]
     assert "AnvilVocabParallelEmbedding" in report["layers"]["names"]
 
 

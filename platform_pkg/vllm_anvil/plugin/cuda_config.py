@@ -7,12 +7,20 @@ quantised weights, mixtures of experts and state-space layers run by the engine'
 
 from __future__ import annotations
 
+import os
+
 import vllm.envs as vllm_envs
 from vllm.config import VllmConfig
+from vllm.logger import init_logger
 
 from vllm_anvil.plugin import attention, eager
 from vllm_anvil.plugin.cuda_platform import NAME
 from vllm_anvil.plugin.refusal import Refusal, refuse
+
+logger = init_logger("vllm.plugins.anvil.config")
+
+IMPLEMENTATION = "ANVIL_ATTENTION_IMPL"
+_chosen: str | None = None  # what was put there for the last configuration
 
 REFUSALS = (
     Refusal(
@@ -74,6 +82,22 @@ def apply_defaults(config: VllmConfig) -> None:
 def refuse_unsupported(config: VllmConfig) -> None:
     """Raises ValueError with one line for each option that cannot work."""
     refuse(config, REFUSALS, NAME)
+    if config.model_config is not None:
+        _choose_attention(config)
+
+
+def _choose_attention(config: VllmConfig) -> None:
+    """Leaves in ANVIL_ATTENTION_IMPL, for this process and the workers, what computes attention:
+    what the user named, else the Triton kernel where it serves the model, else the reference."""
+    global _chosen
+    if os.environ.get(IMPLEMENTATION, "").strip() in ("", _chosen):
+        os.environ[IMPLEMENTATION] = _chosen = "triton"
+        try:
+            attention.check_implementation(config)
+        except ValueError as error:
+            logger.info("The torch reference computes attention, as %s", error)
+            os.environ[IMPLEMENTATION] = _chosen = "reference"
+    attention.check_implementation(config)
 
 
 def update(config: VllmConfig, worker_cls: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm.model_executor import custom_op
 
-from vllm_anvil.plugin import custom_ops
+from vllm_anvil.plugin import custom_ops, op_arguments
 
 
 def register() -> None:
@@ -16,6 +16,7 @@ def register() -> None:
     On a CUDA platform the engine calls a layer's `forward_cuda`, which would be the engine's own.
     May be called again.
     """
+    op_arguments.DEVICES.add("cuda")
     custom_ops.register()
     layer: Any
     for layer in registered():

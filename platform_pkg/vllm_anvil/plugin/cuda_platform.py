@@ -107,11 +107,20 @@ class AnvilCudaPlatform(CudaPlatform):
         return COMMUNICATOR
 
     @classmethod
+    def import_ir_kernels(cls) -> None:
+        """Registers Anvil's implementations of IR ops besides the engine's."""
+        super().import_ir_kernels()
+        import vllm_anvil.plugin.ir_kernels  # noqa: F401
+
+    @classmethod
     def get_default_ir_op_priority(cls, vllm_config: VllmConfig) -> IrOpPriorityConfig:
-        """The engine's own kernels are what the path is compared with, and not used in it."""
+        """Anvil's implementations, then plain torch. The engine's own kernels are what the path is
+        compared with, and not used in it unless the user prefers them."""
         from vllm.config.kernel import IrOpPriorityConfig
 
-        return IrOpPriorityConfig.with_default(["native"])
+        return IrOpPriorityConfig.with_default(
+            ["native"], rms_norm=["anvil", "native"], fused_add_rms_norm=["anvil", "native"]
+        )
 
     @classmethod
     def support_static_graph_mode(cls) -> bool:

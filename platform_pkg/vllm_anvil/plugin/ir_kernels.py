@@ -17,7 +17,7 @@ from torch import Tensor
 from vllm import ir
 
 import vllm_anvil.ops  # noqa: F401  registers torch.ops.anvil
-from vllm_anvil.plugin.op_arguments import note_fallback, takes, takes_in_place
+from vllm_anvil.plugin.op_arguments import DEVICES, note_fallback, takes, takes_in_place
 
 PROVIDER = "anvil"
 
@@ -27,7 +27,7 @@ def _rms_norm_takes(
 ) -> bool:
     if takes(x, weight):
         return True
-    if x.device.type == "anvil":
+    if x.device.type in DEVICES:
         note_fallback("rms_norm", x=x, weight=weight)
     return False
 
@@ -56,7 +56,7 @@ def _fused_add_rms_norm_takes(
         and (x.data_ptr() != x_residual.data_ptr() or x.numel() == 0)
     ):
         return True
-    if x.device.type == "anvil":
+    if x.device.type in DEVICES:
         note_fallback("fused_add_rms_norm", x=x, residual=x_residual, weight=weight)
     return False
 

@@ -16,6 +16,9 @@ from vllm.logger import init_logger
 
 logger = init_logger("vllm.plugins.anvil.op_arguments")
 
+# Types of device that run the ops in this process: the CUDA platform adds its own
+# (plugin/cuda_layers.py), where they run by their references.
+DEVICES = {"anvil"}
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 INDEX_DTYPES = frozenset({torch.int64, torch.int32})
 
@@ -28,7 +31,7 @@ def takes(*tensors: Tensor | None) -> bool:
     for tensor in tensors:
         if tensor is not None and not (
             tensor.dtype in DTYPES
-            and tensor.device.type == "anvil"
+            and tensor.device.type in DEVICES
             and tensor.dim() > 0
             and tensor.stride(-1) == 1
         ):

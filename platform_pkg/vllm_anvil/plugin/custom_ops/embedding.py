@@ -12,7 +12,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 
 import vllm_anvil.ops  # noqa: F401  registers torch.ops.anvil
-from vllm_anvil.plugin.op_arguments import INDEX_DTYPES, note_fallback, takes
+from vllm_anvil.plugin.op_arguments import DEVICES, INDEX_DTYPES, note_fallback, takes
 
 
 class AnvilVocabParallelEmbedding(VocabParallelEmbedding):
@@ -32,7 +32,7 @@ class AnvilVocabParallelEmbedding(VocabParallelEmbedding):
         if not (
             method is UnquantizedEmbeddingMethod
             and takes(self.weight)
-            and input_.device.type == "anvil"
+            and input_.device.type in DEVICES
         ):
             weight = getattr(self, "weight", None)
             note_fallback(f"VocabParallelEmbedding by {method.__name__}", ids=input_, weight=weight)

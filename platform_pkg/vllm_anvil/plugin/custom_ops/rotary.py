@@ -28,7 +28,13 @@ from vllm.model_executor.layers.rotary_embedding import (
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
 
 import vllm_anvil.ops  # noqa: F401  registers torch.ops.anvil
-from vllm_anvil.plugin.op_arguments import INDEX_DTYPES, note_fallback, takes, takes_in_place
+from vllm_anvil.plugin.op_arguments import (
+    DEVICES,
+    INDEX_DTYPES,
+    note_fallback,
+    takes,
+    takes_in_place,
+)
 
 # Classes that stay the engine's own, and why.
 KEPT = {
@@ -61,7 +67,7 @@ class _Turning(RotaryEmbeddingBase):
         taken = (
             takes(table)
             and takes_in_place(query, key)
-            and positions.device.type == "anvil"
+            and positions.device.type in DEVICES
             and (positions.dim() == 1 or len(sections) == 3 == positions.shape[0])
             and all(
                 states is None
