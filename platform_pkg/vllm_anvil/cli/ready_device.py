@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from dataclasses import dataclass, field
 
 
@@ -61,6 +63,9 @@ class ReadyDevice:
                 raise Refused(str(error)) from None
             self.native_missing = str(error)
             return
+        # Kernels in Triton run on the device too, where nothing else has claimed Triton.
+        with contextlib.suppress(ImportError):
+            importlib.import_module("vllm_anvil.triton")
         self.isas = device.supported_isas()
         try:
             self.isa = device.active_isa()

@@ -6,14 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.logger import init_logger
-from vllm.v1.worker.gpu_worker import Worker
 
 from vllm_anvil.plugin import cuda_layers
+from vllm_anvil.plugin.recording_worker import RecordingWorker
 
 logger = init_logger("vllm.plugins.anvil.worker")
 
 
-class AnvilCudaWorker(Worker):
+class AnvilCudaWorker(RecordingWorker):
     """A rank of the engine on one CUDA device.
 
     Two things differ from the engine's worker: the layers of plugin/custom_ops are registered

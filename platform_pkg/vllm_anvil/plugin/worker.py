@@ -22,23 +22,22 @@ from vllm.platforms.interface import set_assigned_physical_gpu_ids
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.utils.mem_utils import MemorySnapshot, format_gib
 from vllm.utils.torch_utils import set_random_seed
-from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
+from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
 from vllm.v1.worker.utils import request_memory
 
 import vllm_anvil.device as anvil
-from vllm_anvil.plugin import custom_ops, record_settings, seams
+from vllm_anvil.plugin import custom_ops, seams
+from vllm_anvil.plugin.recording_worker import RecordingWorker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 
     from vllm_anvil.plugin.model_runner import AnvilModelRunner, AnvilModelRunnerV1
-    from vllm_anvil.plugin.recorder import Recorder
 
 logger = init_logger("vllm.plugins.anvil.worker")
 
 
-class AnvilWorker(Worker):
+class AnvilWorker(RecordingWorker):
     """A rank of the engine on one anvil device."""
 
     @staticmethod
@@ -53,7 +52,6 @@ class AnvilWorker(Worker):
         # When a process ends, Python looks for garbage in all that the engine has loaded, several
         # times over: seconds in which vLLM may lose patience and kill it. None has to be found.
         atexit.register(gc.freeze)
-        self._recorder: Recorder | None = None
         super().__init__(*args, **kwargs)
 
     # ------------------------------------------------------------------ bringing the device up
@@ -145,12 +143,6 @@ class AnvilWorker(Worker):
         """Memory allocated inside is accounted under `tag`: "weights", "kv_cache" and so on."""
         return anvil.memory_tag(tag)
 
-    def load_model(self, *, load_dummy_weights: bool = False) -> None:
-        super().load_model(load_dummy_weights=load_dummy_weights)
-        self._recorder = record_settings.recorder_of_worker(
-            self.vllm_config, self.rank, self.get_model()
-        )
-
     def initialize_cache(self, num_gpu_blocks: int, num_cpu_blocks: int = 0) -> None:
         """Records the size of the cache, in blocks. vLLM's document promises the call; the engine
         sizes the cache through `initialize_from_config` instead."""
@@ -158,24 +150,6 @@ class AnvilWorker(Worker):
         self.cache_config.num_cpu_blocks = num_cpu_blocks
 
     # ------------------------------------------------------------------ while it runs
-
-    def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
-        """A step's forward pass, which ANVIL_RECORD records."""
-        tokens = scheduler_output.total_num_scheduled_tokens
-        if self._recorder is None or tokens == 0:
-            return super().execute_model(scheduler_output)
-        requests = len(scheduler_output.num_scheduled_tokens)
-        with self._recorder.step(tokens=tokens, requests=requests):
-            return super().execute_model(scheduler_output)
-
-    def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
-        """The end of a step."""
-        if self._recorder is None:
-            return super().sample_tokens(grammar_output)
-        with self._recorder.part_of_step():
-            output = super().sample_tokens(grammar_output)
-        self._recorder.end_step()
-        return output
 
     def check_health(self) -> None:
         """Waits for the device. Raises RuntimeError, which names it, when work on it failed."""
@@ -208,9 +182,6 @@ class AnvilWorker(Worker):
     def shutdown(self) -> None:
         """Releases the model, the KV cache and the memory they held. May be called again, and
         after a start that failed half-way."""
-        if self._recorder is not None:
-            self._recorder.end_step()
-            self._recorder = None
         super().shutdown()
         self.model_runner = None
         gc.collect()

@@ -77,6 +77,13 @@ class Case:
         return self.make(Inputs(seed))
 
 
+def refused(
+    case: Case, name: str, change: Callable[[Arguments], Arguments], error: type[Exception]
+) -> Case:
+    """A case like another, with arguments that the op must refuse."""
+    return Case(name, lambda inputs: change(case.make(inputs)), raises=error)
+
+
 @dataclass(frozen=True)
 class Tolerance:
     """How far a result may be from float64's: `units` units in the last place, and `absolute` more.

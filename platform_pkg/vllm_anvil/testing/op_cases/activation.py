@@ -87,6 +87,18 @@ def _few(name: str, **options: str) -> Iterator[Case]:
     return (case for case in _cases(name, **options) if case.name.endswith(wanted))
 
 
+def _benchmarks(**options: Any) -> tuple[Case, ...]:
+    """The gate of SmolLM2's layers for one request and 32, and of a larger model's for a prompt."""
+    return tuple(
+        Case(
+            f"{str(dtype).removeprefix('torch.')}-{rows}x{columns}",
+            functools.partial(_make, shape=(rows, columns), dtype=dtype, **options),
+        )
+        for rows, columns in ((1, 3072), (32, 3072), (512, 16384))
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+
+
 def _silu_allowed(expected: Tensor, dtype: torch.dtype, arguments: Arguments) -> Tensor:
     """Rounding of the exponential, the quotient and two products in float32, then one to half
     precision. For a gate below -87 the exponential leaves the normal numbers, in either direction,
@@ -133,6 +145,7 @@ OPS = (
         moved_bytes=moved_bytes,
         # an exponential of about ten operations, a sum, a quotient, two products
         operations=functools.partial(_operations, 14),
+        benchmarks=_benchmarks(),
     ),
     Op(
         name="gelu_and_mul",
@@ -145,5 +158,6 @@ OPS = (
         moved_bytes=moved_bytes,
         # besides, an argument of three operations
         operations=functools.partial(_operations, 17),
+        benchmarks=_benchmarks(approximate="tanh"),
     ),
 )

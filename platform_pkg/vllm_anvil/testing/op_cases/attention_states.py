@@ -132,5 +132,6 @@ OPS = (
         allowed={"result0": _allowed_output, "result1": _allowed_lse},
         moved_bytes=_moved_bytes,
         operations=lambda arguments: 3 * arguments["prefix_output"].numel(),
+        benchmarks=(_case(torch.bfloat16, 1, 32, 128), _case(torch.bfloat16, 512, 32, 128)),
     ),
 )

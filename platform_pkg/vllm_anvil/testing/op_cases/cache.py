@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import torch
 from torch import Tensor
 
 from vllm_anvil.references import cache
-from vllm_anvil.testing.op_case import Arguments, Case, Inputs, Op, Tolerance
+from vllm_anvil.testing.op_case import Arguments, Case, Inputs, Op, Tolerance, refused
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.uint8)
 
@@ -155,6 +157,40 @@ def _block_table_case(
     return Case(name, make, kind)
 
 
+def _with_element(
+    name: str, index: tuple[int, ...], value: int
+) -> Callable[[Arguments], Arguments]:
+    """Puts a value into one of the arguments."""
+
+    def change(arguments: Arguments) -> Arguments:
+        arguments[name][index] = value
+        return arguments
+
+    return change
+
+
+def _refused_writes() -> Iterator[Case]:
+    plain = _write_case(torch.bfloat16, 9, 2, 31)  # 28 slots
+    for slot in (28, 2**40):
+        change = _with_element("slot_mapping", (4,), slot)
+        yield refused(plain, f"slot-{slot}", change, IndexError)
+
+
+def _refused_pairs(plain: Case) -> Iterator[Case]:
+    for row, column, block in ((3, 0, 6), (0, 1, -1), (2, 1, 2**40)):
+        change = _with_element("block_pairs", (row, column), block)
+        yield refused(plain, f"pair{row}-{'to' if column else 'from'}{block}", change, IndexError)
+
+
+def _refused_block_tables() -> Iterator[Case]:
+    plain = _block_table_case("several", (1, 16, 17, 0, 144, 33))  # 50 blocks, 9 a row
+    for index, block in (((4, 8), 50), ((2, 1), -1), ((0, 0), 2**31 - 1)):
+        change = _with_element("block_table", index, block)
+        yield refused(plain, f"block{block}-of-request{index[0]}", change, IndexError)
+    for length in (145, -1):
+        yield refused(plain, f"length{length}", _with_element("seq_lens", (1,), length), IndexError)
+
+
 def _moved_by_write(arguments: Arguments) -> int:
     tokens = int((arguments["slot_mapping"] >= 0).sum())
     rows = [arguments[side][:1].nbytes for side in ("key", "value")]
@@ -180,11 +216,15 @@ OPS = (
         name="write_kv_cache",
         family="cache",
         reference=cache.write_kv_cache,
-        cases=tuple(_write_cases()),
+        cases=(*_write_cases(), *_refused_writes()),
         batch={"key": 0, "value": 0, "slot_mapping": 0},
         views=("key", "value", "key_cache", "value_cache"),
         allowed=Tolerance(0.0),
         moved_bytes=_moved_by_write,
+        benchmarks=(
+            _write_case(torch.bfloat16, 32, 8, 128, blocks=256, block_size=16),
+            _write_case(torch.bfloat16, 2048, 8, 128, blocks=256, block_size=16),
+        ),
     ),
     Op(
         name="copy_blocks",
@@ -194,9 +234,11 @@ OPS = (
             *(_copy_case(dtype, block) for dtype in _DTYPES for block in _BLOCKS),
             _copy_case(torch.bfloat16, (4, 2, 33), (), kind="empty"),
             _copy_case(torch.int64, (4, 3)),
+            *_refused_pairs(_copy_case(torch.bfloat16, (4, 2, 33))),
         ),
         allowed=Tolerance(0.0),
         moved_bytes=lambda a: _moved_by_copy(a["cache"], a["block_pairs"]),
+        benchmarks=(_copy_case(torch.bfloat16, (16, 2, 8, 128)),),
     ),
     Op(
         name="swap_blocks",
@@ -206,11 +248,13 @@ OPS = (
             *(_swap_case(dtype, block) for dtype in _DTYPES for block in _BLOCKS),
             _swap_case(torch.bfloat16, (4, 2, 33), (), kind="empty"),
             _swap_case(torch.int64, (4, 3)),
+            *_refused_pairs(_swap_case(torch.bfloat16, (4, 2, 33))),
         ),
         allowed=Tolerance(0.0),
         moved_bytes=lambda a: _moved_by_copy(a["src"], a["block_pairs"]),
+        benchmarks=(_swap_case(torch.bfloat16, (16, 2, 8, 128)),),
     ),
-    # Its result is that it does not refuse; what it must refuse is in tests/ops.
+    # Its result is that it does not refuse.
     Op(
         name="check_block_table",
         family="cache",
@@ -221,8 +265,10 @@ OPS = (
             _block_table_case("none", (), kind="empty"),
             _block_table_case("long", (16 * 1100, 16 * 1099 + 1), max_blocks=1100),
             _block_table_case("many", tuple(range(145)) + (144,) * 111),
+            *_refused_block_tables(),
         ),
         views=("block_table",),
         moved_bytes=_read_by_check,
+        benchmarks=(_block_table_case("256x128", (2048,) * 256, max_blocks=128),),
     ),
 )

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import torch
 
 from vllm_anvil.references import embedding
-from vllm_anvil.testing.op_case import Arguments, Case, Inputs, Op, Tolerance
+from vllm_anvil.testing.op_case import Arguments, Case, Inputs, Op, Tolerance, refused
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -64,6 +65,17 @@ def _cases() -> list[Case]:
     return [*cases, _case(torch.bfloat16, torch.float32, (260,), rows=500, hidden=576)]
 
 
+def _refused() -> Iterator[Case]:
+    plain = _case(torch.bfloat16, None, (5,))  # 37 rows
+    for number in (37, -1, 2**40):
+
+        def change(arguments: Arguments, number: int = number) -> Arguments:
+            arguments["ids"][3] = number
+            return arguments
+
+        yield refused(plain, f"id{number}", change, IndexError)
+
+
 def _moved_bytes(arguments: Arguments) -> int:
     ids, weight = arguments["ids"], arguments["weight"]
     to = arguments["dtype"] or weight.dtype
@@ -75,10 +87,14 @@ OPS = (
         name="embedding",
         family="embedding",
         reference=embedding.embedding,
-        cases=tuple(_cases()),
+        cases=(*_cases(), *_refused()),
         batch={"ids": 0, "result": 0},
         views=("ids", "weight"),
         allowed=Tolerance(0.0),  # elements move, or are rounded to the nearest
         moved_bytes=_moved_bytes,
+        benchmarks=tuple(
+            _case(torch.bfloat16, torch.float32, (ids,), rows=49152, hidden=576)
+            for ids in (1, 32, 2048)
+        ),
     ),
 )

@@ -107,5 +107,8 @@ OPS = (
         allowed=_allowed,
         moved_bytes=_moved_bytes,
         operations=lambda a: 2 * a["input"].numel() * a["weight"].shape[0],
+        benchmarks=tuple(
+            _case(torch.float32, torch.bfloat16, (rows,), 1536, 576) for rows in (1, 32, 512)
+        ),
     ),
 )

@@ -156,6 +156,15 @@ def _layer_forms() -> Iterator[Case]:
                 yield _case(name, LAYER, shape=(2, 20), dtype=dtype, bias=bias)
 
 
+def _benchmarks(layout: Layout) -> tuple[Case, ...]:
+    """A decode step of one request and of 32, and a chunk of a prompt."""
+    return tuple(
+        _case(f"{_short(dtype)}-{rows}x{columns}", layout, shape=(rows, columns), dtype=dtype)
+        for rows, columns in ((1, 576), (32, 576), (512, 4096))
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+
+
 def _within(float32_units: float) -> AllowedError:
     """One unit where a float32 result was rounded to half precision, `float32_units` where it was
     not: rounding of the scale, of each product and of a sum add up."""
@@ -213,6 +222,7 @@ OPS = (
         allowed=_FOUR,
         moved_bytes=moved_bytes,
         operations=operations,
+        benchmarks=_benchmarks(RMS),
     ),
     Op(
         name="fused_add_rms_norm",
@@ -224,6 +234,7 @@ OPS = (
         allowed={"result0": _FOUR, "result1": _within(1.0)},
         moved_bytes=moved_bytes,
         operations=operations,
+        benchmarks=_benchmarks(FUSED),
     ),
     Op(
         name="fused_add_rms_norm_",
@@ -235,6 +246,7 @@ OPS = (
         allowed={"x": _FOUR, "residual": _within(1.0)},
         moved_bytes=moved_bytes,
         operations=operations,
+        benchmarks=_benchmarks(FUSED),
     ),
     Op(
         name="layer_norm",
@@ -246,5 +258,6 @@ OPS = (
         allowed=_layer_allowed,
         moved_bytes=moved_bytes,
         operations=operations,
+        benchmarks=_benchmarks(LAYER),
     ),
 )

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vllm_anvil.references import rotary
-from vllm_anvil.testing.op_case import Arguments, Case, Inputs, Op
+from vllm_anvil.testing.op_case import Arguments, Case, Inputs, Op, refused
 from vllm_anvil.testing.rounding import FLOAT32, rounding
 
 _MAX_POSITION = 67
@@ -189,6 +189,25 @@ def _multimodal_cases() -> list[Case]:
     return cases
 
 
+def _refused() -> Iterator[Case]:
+    plain = _case("plain")
+    for position in (_MAX_POSITION, -1, 2**40):
+
+        def change(arguments: Arguments, position: int = position) -> Arguments:
+            arguments["positions"][2] = position
+            return arguments
+
+        yield refused(plain, f"position{position}", change, IndexError)
+
+
+def _benchmarks() -> tuple[Case, ...]:
+    """Llama-3's heads, in a step of one request and of 32, and in a chunk of a prompt."""
+    return tuple(
+        _case(f"bfloat16-tokens{n}", dtype=torch.bfloat16, tokens=n, heads=(32, 8), head_size=128)
+        for n in (1, 32, 512)
+    )
+
+
 def _allowed(expected: Tensor, dtype: torch.dtype, arguments: Arguments) -> Tensor:
     """One rounding, and float32's own error relative to the length of a pair, which the rotation
     keeps: the products that are added are no longer than it. Elements that do not turn are exact.
@@ -224,12 +243,13 @@ OPS = (
         name="rotary_embedding",
         family="rotary",
         reference=rotary.rotary_embedding,
-        cases=(*_style_cases(True), *_style_cases(False), *_multimodal_cases()),
+        cases=(*_style_cases(True), *_style_cases(False), *_multimodal_cases(), *_refused()),
         batch={"positions": -1, "query": 0, "key": 0},
         views=("query", "key", "cos_sin_cache"),
         allowed=_allowed,
         moved_bytes=_moved_bytes,
         # Per pair of elements four products, a sum and a difference.
         operations=lambda arguments: 3 * _turned_elements(arguments),
+        benchmarks=_benchmarks(),
     ),
 )

@@ -135,5 +135,8 @@ OPS = (
         views=("logits",),
         allowed=Tolerance(0.0),  # logits stay as they are or are masked
         moved_bytes=lambda a: 2 * a["logits"].nbytes,
+        benchmarks=tuple(
+            _case(f"k-and-p-{rows}x49152", _normal(rows, 49152), (50,), True) for rows in (1, 32)
+        ),
     ),
 )

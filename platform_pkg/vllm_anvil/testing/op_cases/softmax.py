@@ -71,6 +71,16 @@ def _cases() -> Iterator[Case]:
         yield Case(f"empty-{'x'.join(map(str, shape))}", make, "empty")
 
 
+def _benchmarks() -> tuple[Case, ...]:
+    """Logits of SmolLM2's vocabulary, for one request and for 32."""
+    return tuple(
+        Case(
+            f"float32-{rows}x49152", functools.partial(_make, shape=(rows, 49152), dtype=DTYPES[0])
+        )
+        for rows in (1, 32)
+    )
+
+
 def _softmax_allowed(expected: Tensor, dtype: torch.dtype, arguments: Arguments) -> Tensor:
     """Rounding of the exponential and the quotient, of a float32 sum, which grows with its length,
     and that of `x - greatest`, by which the exponential is off as many units as it is large.
@@ -105,6 +115,7 @@ OPS = (
         allowed=_softmax_allowed,
         moved_bytes=moved_bytes,
         operations=_operations,
+        benchmarks=_benchmarks(),
     ),
     Op(
         name="log_softmax",
@@ -117,5 +128,6 @@ OPS = (
         allowed=Tolerance(units=2.0, absolute=4 * UNIT[torch.float32]),
         moved_bytes=moved_bytes,
         operations=_operations,
+        benchmarks=_benchmarks(),
     ),
 )
