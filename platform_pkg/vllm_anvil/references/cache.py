@@ -54,11 +54,23 @@ def _check_slots(slot_mapping: Tensor, num_slots: int) -> None:
 
 
 def copy_blocks(cache: Tensor, block_pairs: Tensor) -> None:
-    swap_blocks(cache, cache, block_pairs)
+    _copy(cache, cache, block_pairs, "anvil::copy_blocks")
 
 
 def swap_blocks(src: Tensor, dst: Tensor, block_pairs: Tensor) -> None:
-    for source, destination in block_pairs.tolist():
+    _copy(src, dst, block_pairs, "anvil::swap_blocks")
+
+
+def _copy(src: Tensor, dst: Tensor, block_pairs: Tensor, op: str) -> None:
+    pairs = block_pairs.tolist()
+    for row, pair in enumerate(pairs):
+        for side, (block, cache) in enumerate(zip(pair, (src, dst), strict=True)):
+            if not 0 <= block < len(cache):
+                raise IndexError(
+                    f"{op}: block_pairs[{row}, {side}] is {block}, but the cache has blocks 0 to "
+                    f"{len(cache) - 1}"
+                )
+    for source, destination in pairs:
         dst[destination] = src[source].to(dst.device)
 
 

@@ -3,10 +3,12 @@
 
 from torch import Tensor
 
-from .precision import compute_dtype
+from .precision import compute_dtype, wide_dtype
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     dtype = compute_dtype(input, weight, bias)
     result = input.to(dtype) @ weight.to(dtype).T
-    return result if bias is None else result + bias.to(dtype)
+    if bias is not None:
+        result = result + bias.to(dtype)
+    return result.to(wide_dtype(input, weight, bias))

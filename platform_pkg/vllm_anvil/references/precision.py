@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which dtype a reference computes."""
+"""In which dtype a reference computes, and which its result has."""
 
 import torch
 from torch import Tensor
@@ -14,3 +14,9 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
     if any(tensor.device.type in WITHOUT_FLOAT64 for tensor in known):
         return torch.float32
     return torch.float64
+
+
+def wide_dtype(*tensors: Tensor | None) -> torch.dtype:
+    """Of results that ops return in float32 whatever they are given: float64 where a tensor is."""
+    wide = any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors)
+    return torch.float64 if wide else torch.float32
