@@ -170,12 +170,16 @@ def check(
 
 
 def check_block_table(call: AttentionCall) -> None:
-    """Raises IndexError where a call's block table leads out of its cache."""
+    """Raises IndexError where a call's block table leads out of its cache.
+
+    Waits for the device: what is queued behind a check that fails runs all the same.
+    """
     registration.register()
     num_blocks, block_size = call.key_cache.shape[:2]
     torch.ops.anvil.check_block_table(
         call.block_table, call.query_start_loc, call.seq_lens, block_size, num_blocks
     )
+    synchronise(call.block_table.device)
 
 
 def verify(

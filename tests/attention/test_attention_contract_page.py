@@ -17,8 +17,8 @@ ARGUMENTS = set(Sketch(GEOMETRIES["mha"], [(1, 3)]).call().keywords())
 
 
 def test_signature() -> None:
-    [parameters] = re.findall(r"def my_attention\(\*, (.*?)\):", PAGE.read_text(), re.DOTALL)
-    assert set(re.split(r",\s*", parameters)) == ARGUMENTS
+    [parameters] = re.findall(r"def my_attention\(\s*\*,(.*?),?\s*\):", PAGE.read_text(), re.DOTALL)
+    assert set(re.split(r",\s*", parameters.strip())) == ARGUMENTS
 
 
 def test_every_argument_is_explained() -> None:

@@ -68,6 +68,8 @@ SCHEMAS = {
     "ceiling_read": "(Tensor buffer) -> Tensor",
     "ceiling_arithmetic": "(Tensor seed, int steps) -> Tensor",
 }
+# These compute nothing that means anything: a benchmark reads what the machine can do off them.
+MEASURES = frozenset({"ceiling_read", "ceiling_arithmetic"})
 
 _FAMILIES = (
     norm,
