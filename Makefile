@@ -21,8 +21,8 @@ CPP := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp')
 export PATH := $(abspath $(BIN)):$(PATH)
 export MAX_JOBS := $(JOBS)
 
-.PHONY: help demo dev build model test test-full test-cpp test-cuda triton-starts fuzz-triton san bench
-.PHONY: lint type docs clean
+.PHONY: help demo dev build model test test-full test-cpp test-cuda triton-starts fuzz-triton san
+.PHONY: parity bench bench-attention lint type docs clean
 
 help: ## Show this list
 	@echo "make TARGET, where TARGET is one of"
@@ -63,8 +63,15 @@ san: $(STAMPS)/package model ## Run the C++ tests and the engine under sanitizer
 	@tools/ensure_gtest.sh
 	@$(BIN)/python tools/sanitize.py $(SANITIZERS)
 
+parity: $(STAMPS)/package ## Compare every op with float64, once for each instruction set
+	@$(BIN)/vllm-anvil parity --isa all
+
 bench: $(STAMPS)/package model ## Measure what the README's figures come from
 	@set -e; for script in benchmarks/*.py; do echo "==> $$script"; $(BIN)/python $$script; done
+	@$(BIN)/vllm-anvil bench ops
+
+bench-attention: $(STAMPS)/dev ## Time attention on the suite of benchmarks/ (up to an hour)
+	@$(BIN)/vllm-anvil bench attention --suite benchmarks/attention_suite.yaml
 
 lint: $(STAMPS)/dev type ## Check style, layer rules and generated pages
 	$(BIN)/ruff check .
