@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = ("prefill", "decode", "mixed")
-PROMPTS = (range(100, 105), range(200, 209), range(300, 303))
+PROMPTS = (range(100, 105), range(200, 204), range(300, 302))
 LONG_PROMPT = range(400, 440)
 
 
@@ -30,7 +30,7 @@ def record(model: Path) -> None:
         dtype="bfloat16",
         max_model_len=64,
         max_num_seqs=4,
-        max_num_batched_tokens=18,
+        max_num_batched_tokens=11,
         block_size=4,
         num_gpu_blocks_override=64,
         enable_prefix_caching=False,

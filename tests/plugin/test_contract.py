@@ -20,6 +20,7 @@ from vllm.v1.worker.worker_base import WorkerBase
 
 from vllm_anvil.plugin.model_runner import AnvilModelRunner, AnvilModelRunnerV1
 from vllm_anvil.plugin.platform import AnvilPlatform
+from vllm_anvil.plugin.recording_worker import RecordingWorker
 from vllm_anvil.plugin.worker import AnvilWorker
 
 GPU_ONLY = "concerns GPUs; the base class's answer (absent, False) is right"
@@ -188,15 +189,15 @@ def members(*classes: type) -> set[str]:
 @pytest.mark.parametrize(
     ("ours", "bases", "inherited"),
     [
-        (AnvilPlatform, (interface.Platform,), PLATFORM_INHERITED_ON_PURPOSE),
-        (AnvilWorker, (WorkerBase, Worker), WORKER_INHERITED_ON_PURPOSE),
+        ((AnvilPlatform,), (interface.Platform,), PLATFORM_INHERITED_ON_PURPOSE),
+        ((AnvilWorker, RecordingWorker), (WorkerBase, Worker), WORKER_INHERITED_ON_PURPOSE),
     ],
     ids=["platform", "worker"],
 )
 def test_every_member_is_decided_on(
-    ours: type, bases: tuple[type, ...], inherited: dict[str, str]
+    ours: tuple[type, ...], bases: tuple[type, ...], inherited: dict[str, str]
 ) -> None:
-    offered, overridden = members(*bases), members(ours)
+    offered, overridden = members(*bases), members(*ours)
     assert offered - overridden - set(inherited) == set(), "new in vLLM: override or list"
     assert set(inherited) - offered == set(), "gone from vLLM: remove from the table"
     assert set(inherited) & overridden == set(), "overridden now: remove from the table"

@@ -17,7 +17,7 @@ import vllm_anvil.ops  # noqa: F401  and the ops
 from anvil_attention import observers
 from anvil_attention.contract import AttentionCall, AttentionSpec
 from vllm_anvil import envs
-from vllm_anvil.plugin import record_settings, recorder, worker
+from vllm_anvil.plugin import record_settings, recorder, recording_worker, worker
 from vllm_anvil.plugin.record_settings import DEFAULT_OPS, layers_to_record
 from vllm_anvil.testing.recording import Recording, load
 
@@ -314,8 +314,8 @@ def test_settings_that_cannot_be_used(
 
 
 def test_worker_wraps_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker.Worker, "execute_model", lambda self, scheduled: norm())
-    monkeypatch.setattr(worker.Worker, "sample_tokens", lambda self, grammar: norm(3))
+    monkeypatch.setattr(recording_worker.Worker, "execute_model", lambda self, scheduled: norm())
+    monkeypatch.setattr(recording_worker.Worker, "sample_tokens", lambda self, grammar: norm(3))
     own = object.__new__(worker.AnvilWorker)
     own._recorder = None
     scheduled = SimpleNamespace(total_num_scheduled_tokens=5, num_scheduled_tokens={"a": 5})

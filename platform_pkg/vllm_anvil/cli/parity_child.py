@@ -8,7 +8,6 @@ print goes to standard error.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -124,10 +123,9 @@ def _recorded_calls(path: str) -> list[Any]:
     from vllm_anvil.testing import recording
 
     try:
-        calls = recording.load(path).calls
+        return list(recording.load(path).calls)
     except Exception as error:
         raise Refused(f"{path} cannot be replayed: {type(error).__name__}: {error}") from None
-    return [dataclasses.replace(call, arguments=call.op_arguments()) for call in calls]
 
 
 def _engine(plan: Plan) -> tuple[dict[str, Any], str | None]:
