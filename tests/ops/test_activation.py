@@ -1,33 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-import dataclasses
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from vllm_anvil.ops import activation
-from vllm_anvil.testing.op_cases.activation import OPS
 
-from .row_cases import check_an_error_is_caught, check_rows_are_independent, failures, named
-
-NAMED = named(OPS)
-
-
-@pytest.mark.parametrize("name", NAMED)
-def test_cases(name: str, device: torch.device) -> None:
-    assert failures(NAMED[name], device) == []
-
-
-@pytest.mark.parametrize("name", NAMED)
-def test_references_pass_in_float32(name: str) -> None:
-    """Tolerances leave room for plain float32, as they must on devices without native ops."""
-    op = NAMED[name]
-    assert failures(dataclasses.replace(op, call=op.reference), torch.device("cpu")) == []
-
-
-@pytest.mark.parametrize("name", NAMED)
-def test_an_error_is_caught(name: str) -> None:
-    check_an_error_is_caught(NAMED[name])
+from .row_independence import check_rows_are_independent
 
 
 def test_gates_and_factors_are_the_right_halves(device: torch.device) -> None:

@@ -1,34 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops that look up, move, turn or multiply: all cases of their tables."""
+"""All cases of all op tables, and of the references that run where there is no native op."""
+
+import dataclasses
 
 import pytest
 import torch
 
 import vllm_anvil.ops  # noqa: F401  the ops that are called
-from vllm_anvil.testing import parity
+from vllm_anvil.testing import parity, registry
 from vllm_anvil.testing.op_case import Op
-from vllm_anvil.testing.op_cases import (
-    attention_states,
-    cache,
-    embedding,
-    gemm,
-    rotary,
-    sampling,
-)
 
-FAMILIES = (attention_states, cache, embedding, gemm, rotary, sampling)
-OPS = {op.name: op for family in FAMILIES for op in family.OPS}
+OPS = {op.name: op for op in registry.load().ops.values() if op.namespace == "anvil"}
+every_op = pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
 
 
-@pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
-def test_cases(op: Op, device: torch.device) -> None:
+def failures(op: Op, device: torch.device) -> list[str]:
     results = list(parity.check_op(op, device))
     assert len(results) >= len(op.cases)
-    wrong = [f"{r.case} {r.variant}: {r.problem or r.comparisons}" for r in results if not r.passed]
-    assert not wrong, "\n".join(wrong)
+    return [line for result in results if result.counts for line in result.failures()]
 
 
-@pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
+@every_op
+def test_cases(op: Op, device: torch.device) -> None:
+    assert failures(op, device) == []
+
+
+@every_op
+def test_references(op: Op) -> None:
+    """They pass as well, as they must on devices without native ops."""
+    assert failures(dataclasses.replace(op, call=op.reference), torch.device("cpu")) == []
+
+
+@every_op
 def test_cases_say_what_they_are(op: Op) -> None:
     names = [case.name for case in op.cases]
     assert len(set(names)) == len(names)
