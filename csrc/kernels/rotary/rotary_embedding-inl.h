@@ -70,6 +70,11 @@ inline void spread(const Angles& angles, int64_t count, SpreadAngles& result) {
   }
 }
 
+// a * b - c * d, with one rounding less than its operations have.
+inline Floats difference_of_products(Floats a, Floats b, Floats c, Floats d) {
+  return a.multiply_add(b, Floats::zero() - c * d);
+}
+
 // `count` pairs whose elements are `distance` apart.
 template <typename Element>
 inline void turn_halves(typename Element::Stored* states, int64_t distance, int64_t count,
@@ -80,8 +85,8 @@ inline void turn_halves(typename Element::Stored* states, int64_t distance, int6
     const Floats x = Element::load(firsts + i, part), y = Element::load(seconds + i, part);
     const Floats c = Float32::load(angles.cosines + i, part);
     const Floats s = Float32::load(angles.sines + i, part);
-    Element::store(x * c - y * s, firsts + i, part);
-    Element::store(y * c + x * s, seconds + i, part);
+    Element::store(difference_of_products(x, c, y, s), firsts + i, part);
+    Element::store(y.multiply_add(c, x * s), seconds + i, part);
   });
 }
 
@@ -100,14 +105,14 @@ inline void turn_neighbours(typename Element::Stored* states, int64_t count,
     const Floats x = Element::load(states + i, part);
     const Floats c = Float32::load(angles.cosines + i, part);
     const Floats s = Float32::load(angles.sines + i, part);
-    Element::store(x * c + swap_neighbours(x) * s, states + i, part);
+    Element::store(x.multiply_add(c, swap_neighbours(x) * s), states + i, part);
   });
 #else
   for (int64_t i = 0; i < 2 * count; i += 2) {
     const Floats x = Element::load(states + i), y = Element::load(states + i + 1);
     const Floats c = Floats::load(angles.cosines + i), s = Floats::load(angles.sines + i + 1);
-    Element::store(x * c - y * s, states + i);
-    Element::store(y * c + x * s, states + i + 1);
+    Element::store(difference_of_products(x, c, y, s), states + i);
+    Element::store(y.multiply_add(c, x * s), states + i + 1);
   }
 #endif
 }
