@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Block numbers are read by kernels without a check of their own. This one is a command before them:
-// whoever must not read outside of the cache waits for it, since later commands run all the same.
+// Block numbers are read by kernels without a check of their own. This one is a command before
+// them: whoever must not read outside of the cache waits for it, since later commands run all the
+// same.
 #include <algorithm>
 
 #include "dispatch.h"
