@@ -6,8 +6,8 @@ Each scenario starts the engine's platform selection once and doctor once, in ch
 
 from __future__ import annotations
 
+import _ctypes  # a shared library in every build of Python
 import json
-import math
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -164,7 +164,7 @@ def test_extension_for_another_torch(outcome, package_copy: Path) -> None:
 
 def test_extension_that_cannot_be_loaded(outcome, package_copy: Path) -> None:
     """A whole shared library whose loading fails: the engine stops, and doctor says why."""
-    shutil.copy(math.__file__, package_copy / "vllm_anvil" / EXTENSION)
+    shutil.copy(_ctypes.__file__, package_copy / "vllm_anvil" / EXTENSION)
     found = outcome(paths=(package_copy,))
     assert found.engine.returncode == 1
     assert found.doctor.returncode == 1

@@ -233,6 +233,7 @@ def test_the_temporary_cache_goes_with_its_process(tmp_path: Path) -> None:
     program = (
         REPORT
         + """
+sys.stdout.flush()  # or the child prints it once more
 if os.fork() == 0:
     sys.exit(0)
 os.wait()
