@@ -12,18 +12,22 @@ void Checks::dtype(const at::Tensor& tensor, const char* name, at::ScalarType ex
                    ", but is ", tensor.scalar_type());
 }
 
-kernels::ElementType Checks::float_type(const at::Tensor& tensor, const char* name) const {
+kernels::ElementType element_type(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
-    case at::kFloat:
-      return kernels::ElementType::kFloat32;
     case at::kBFloat16:
       return kernels::ElementType::kBf16;
     case at::kHalf:
       return kernels::ElementType::kFp16;
     default:
-      TORCH_CHECK_TYPE(false, op_, ": ", name, " must be float32, bfloat16 or float16, but is ",
-                       tensor.scalar_type());
+      return kernels::ElementType::kFloat32;
   }
+}
+
+kernels::ElementType Checks::float_type(const at::Tensor& tensor, const char* name) const {
+  const at::ScalarType type = tensor.scalar_type();
+  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, op_, ": ",
+                   name, " must be float32, bfloat16 or float16, but is ", type);
+  return element_type(tensor);
 }
 
 void Checks::index_type(const at::Tensor& tensor, const char* name) const {

@@ -8,6 +8,9 @@
 
 namespace anvil::ops {
 
+// Which of the kernels' types the elements have; the tensor is float32, bfloat16 or float16.
+kernels::ElementType element_type(const at::Tensor& tensor);
+
 // Checks for one op. Failures raise Python's TypeError (dtype), ValueError (shape, layout, device,
 // a number) or IndexError (an element of an index tensor).
 class Checks {

@@ -6,17 +6,6 @@
 namespace anvil::ops {
 namespace {
 
-kernels::ElementType element_type(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kBFloat16:
-      return kernels::ElementType::kBf16;
-    case at::kHalf:
-      return kernels::ElementType::kFp16;
-    default:
-      return kernels::ElementType::kFloat32;
-  }
-}
-
 struct Dims {
   int count = 0;  // may exceed what `Rows` has room for; then the arrays end before
   int64_t sizes[kernels::kMaxRowDims] = {};
@@ -54,9 +43,7 @@ bool has_rows(const at::Tensor& tensor) {
 }  // namespace
 
 void check_floats(const Checks& check, const at::Tensor& tensor, const char* name) {
-  const at::ScalarType type = tensor.scalar_type();
-  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, check.op(),
-                   ": ", name, " must be float32, bfloat16 or float16, but is ", type);
+  check.float_type(tensor, name);
   TORCH_CHECK_VALUE(tensor.dim() >= 1, check.op(), ": ", name,
                     " must have at least one dimension, but has none");
 }
