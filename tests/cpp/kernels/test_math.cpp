@@ -9,39 +9,13 @@
 #include <vector>
 
 #include "every_table.h"
-#include "vec_functions.h"
+#include "functions_of.h"
 
 namespace anvil::kernels {
-namespace scalar {
-extern const VecFunctions vec_functions;
-}
-#ifdef ANVIL_X86_TABLES
-namespace avx2 {
-extern const VecFunctions vec_functions;
-}
-namespace avx512 {
-extern const VecFunctions vec_functions;
-}
-namespace avx512_bf16 {
-extern const VecFunctions vec_functions;
-}
-#endif
-
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-const VecFunctions& functions_of(std::string_view isa) {
-#ifdef ANVIL_X86_TABLES
-  for (const VecFunctions* set :
-       {&avx2::vec_functions, &avx512::vec_functions, &avx512_bf16::vec_functions}) {
-    if (set->isa == isa) return *set;
-  }
-#endif
-  EXPECT_EQ(isa, scalar::vec_functions.isa);
-  return scalar::vec_functions;
-}
 
 // All sorts of numbers: every exponent and sign, and the numbers around where functions change.
 std::vector<float> samples() {
