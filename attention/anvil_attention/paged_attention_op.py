@@ -19,7 +19,8 @@ SCHEMA = (
     "Tensor query_start_loc, Tensor seq_lens, Tensor(a!) output, float scale, "
     "int max_query_len, int max_seq_len, bool causal=True, Tensor? causal_per_request=None, "
     "int? sliding_window=None, float? logits_soft_cap=None, Tensor? alibi_slopes=None, "
-    "Tensor? sinks=None, float k_scale=1.0, float v_scale=1.0) -> ()"
+    "Tensor? sinks=None, float k_scale=1.0, float v_scale=1.0, "
+    "bool batch_invariant=False) -> ()"
 )
 
 _library: torch.library.Library | None = None  # what it registers is gone when it is
@@ -61,6 +62,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    batch_invariant: bool = False,
 ) -> None:
     """Attention of each request's newest tokens over its keys in a paged cache.
 
@@ -72,6 +74,9 @@ def paged_attention(
         max_query_len, max_seq_len: upper bounds on the requests' lengths.
         causal: whether a query sees no later key, for all requests.
         causal_per_request: [num_reqs] of bool, instead of `causal`.
+        batch_invariant: whether a row's result must be the same, bit by bit, in whatever batch its
+            request is, and however its prompt is cut into steps. The native form then is slower
+            where batches are small; the reference is as it is.
 
     Raises:
         IndexError: a block that a request uses is not in the cache, a request is longer than its

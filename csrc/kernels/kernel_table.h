@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "activation/activation_args.h"
+#include "attention/attention_args.h"
 #include "attention_states/attention_states_args.h"
 #include "cache/cache_args.h"
 #include "ceiling/ceiling_args.h"
@@ -62,6 +63,14 @@ struct KernelTable {
 
   // Range over the tokens.
   void (*merge_attn_states)(const MergeAttnStatesArgs& args, int64_t begin, int64_t end);
+
+  // Attention over a paged cache, in two steps: a thread plans, then any number of them compute
+  // what is left of the plan, each with a number of its own in [0, workers); planning says how many
+  // are worth it. The workspace that they share has so many bytes, for which no length need be
+  // known.
+  int64_t (*attention_workspace_bytes)(const AttentionArgs& args);
+  int64_t (*attention_plan)(const AttentionArgs& args);
+  void (*attention)(const AttentionArgs& args, int64_t begin, int64_t end);
 
   // Range over the requests; the first of it that has something wrong.
   BlockTableFault (*check_block_table)(const BlockTableArgs& args, int64_t begin, int64_t end);

@@ -10,6 +10,7 @@
 #endif
 
 #include "activation/gate_and_mul-inl.h"
+#include "attention/attention-inl.h"
 #include "attention_states/merge_attn_states-inl.h"
 #include "cache/check_block_table-inl.h"
 #include "cache/copy_blocks-inl.h"
@@ -48,6 +49,9 @@ constinit const KernelTable table = {
     .rotary_embedding = rotary_embedding,
     .embedding = embedding,
     .merge_attn_states = merge_attn_states,
+    .attention_workspace_bytes = attention_workspace_bytes,
+    .attention_plan = attention_plan,
+    .attention = attention,
     .check_block_table = check_block_table,
     .ceiling_read = ceiling_read,
     .ceiling_arithmetic = ceiling_arithmetic,

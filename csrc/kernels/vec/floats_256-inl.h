@@ -100,6 +100,33 @@ struct Floats {
         _mm256_sub_ps(_mm256_cvtepi32_ps(whole), _mm256_and_ps(tiny, _mm256_set1_ps(24.0f)));
   }
 
+  static Floats sums_of(const Floats (&x)[kLanes]) {
+    // Of each half of a register by itself; then the halves.
+    const __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(x[0].value, x[1].value),
+                                      _mm256_hadd_ps(x[2].value, x[3].value));
+    const __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(x[4].value, x[5].value),
+                                       _mm256_hadd_ps(x[6].value, x[7].value));
+    return {_mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20),
+                          _mm256_permute2f128_ps(low, high, 0x31))};
+  }
+  static void transpose(Floats (&x)[kLanes]) {
+    __m256 t[kLanes];
+    for (int i = 0; i < 8; i += 4) {
+      const __m256 a = _mm256_unpacklo_ps(x[i].value, x[i + 1].value);
+      const __m256 b = _mm256_unpackhi_ps(x[i].value, x[i + 1].value);
+      const __m256 c = _mm256_unpacklo_ps(x[i + 2].value, x[i + 3].value);
+      const __m256 d = _mm256_unpackhi_ps(x[i + 2].value, x[i + 3].value);
+      t[i] = _mm256_shuffle_ps(a, c, 0x44);
+      t[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
+      t[i + 2] = _mm256_shuffle_ps(b, d, 0x44);
+      t[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
+    }
+    for (int j = 0; j < 4; ++j) {
+      x[j].value = _mm256_permute2f128_ps(t[j], t[4 + j], 0x20);
+      x[4 + j].value = _mm256_permute2f128_ps(t[j], t[4 + j], 0x31);
+    }
+  }
+
   float sum() const {
     const __m128 half = _mm_add_ps(_mm256_castps256_ps128(value), _mm256_extractf128_ps(value, 1));
     const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));

@@ -106,12 +106,63 @@ struct Floats {
         _mm512_mask_add_ps(exponent.value, halved, exponent.value, _mm512_set1_ps(1.0f));
   }
 
+  // Lane i: the sum of the lanes of x[i].
+  static Floats sums_of(const Floats (&x)[kLanes]) {
+    __m512 by4[4];
+    for (int i = 0; i < 4; ++i) {
+      const __m512 a = pair_sums(x[4 * i].value, x[4 * i + 1].value);
+      const __m512 b = pair_sums(x[4 * i + 2].value, x[4 * i + 3].value);
+      by4[i] = _mm512_add_ps(low_pairs(a, b), high_pairs(a, b));
+    }
+    // Each quarter of by4[i] now has one term of the sums 4 i to 4 i + 3.
+    return {quarter_sums(quarter_sums(by4[0], by4[1]), quarter_sums(by4[2], by4[3]))};
+  }
+
+  // Exchanges rows and lanes: lane j of x[i] becomes lane i of x[j].
+  static void transpose(Floats (&x)[kLanes]) {
+    __m512 t[kLanes];
+    for (int i = 0; i < 16; i += 4) {
+      const __m512 a = _mm512_unpacklo_ps(x[i].value, x[i + 1].value);
+      const __m512 b = _mm512_unpackhi_ps(x[i].value, x[i + 1].value);
+      const __m512 c = _mm512_unpacklo_ps(x[i + 2].value, x[i + 3].value);
+      const __m512 d = _mm512_unpackhi_ps(x[i + 2].value, x[i + 3].value);
+      t[i] = low_pairs(a, c);
+      t[i + 1] = high_pairs(a, c);
+      t[i + 2] = low_pairs(b, d);
+      t[i + 3] = high_pairs(b, d);
+    }
+    // Quarter q of t[4 r + j] is lanes 4 q + j of the rows 4 r to 4 r + 3.
+    for (int j = 0; j < 4; ++j) {
+      const __m512 a = _mm512_shuffle_f32x4(t[j], t[4 + j], 0x88);
+      const __m512 b = _mm512_shuffle_f32x4(t[8 + j], t[12 + j], 0x88);
+      const __m512 c = _mm512_shuffle_f32x4(t[j], t[4 + j], 0xdd);
+      const __m512 d = _mm512_shuffle_f32x4(t[8 + j], t[12 + j], 0xdd);
+      x[j].value = _mm512_shuffle_f32x4(a, b, 0x88);
+      x[8 + j].value = _mm512_shuffle_f32x4(a, b, 0xdd);
+      x[4 + j].value = _mm512_shuffle_f32x4(c, d, 0x88);
+      x[12 + j].value = _mm512_shuffle_f32x4(c, d, 0xdd);
+    }
+  }
+
   float sum() const { return _mm512_reduce_add_ps(value); }
   float least() const { return _mm512_reduce_min_ps(value); }
   float greatest() const { return _mm512_reduce_max_ps(value); }
 
  private:
   static __mmask16 mask(int64_t count) { return static_cast<__mmask16>(first_lanes(count)); }
+
+  static __m512 low_pairs(__m512 a, __m512 b) {
+    return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+  }
+  static __m512 high_pairs(__m512 a, __m512 b) {
+    return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+  }
+  static __m512 pair_sums(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  }
+  static __m512 quarter_sums(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  }
 
   static Floats widened_bf16(__m256i half) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};

@@ -91,6 +91,9 @@ struct Floats {
     exponent.value = static_cast<float>(whole) - (tiny ? 24.0f : 0.0f);
   }
 
+  static Floats sums_of(const Floats (&x)[kLanes]) { return x[0]; }
+  static void transpose(Floats (&)[kLanes]) {}
+
   float sum() const { return value; }
   float least() const { return value; }
   float greatest() const { return value; }

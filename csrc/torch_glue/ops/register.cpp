@@ -41,6 +41,16 @@ TORCH_LIBRARY(anvil, m) {
   // embedding
   m.def("embedding(Tensor ids, Tensor weight, ScalarType? dtype=None) -> Tensor", tags);
 
+  // attention
+  m.def(
+      "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, "
+      "Tensor query_start_loc, Tensor seq_lens, Tensor(a!) output, float scale, "
+      "int max_query_len, int max_seq_len, bool causal=True, Tensor? causal_per_request=None, "
+      "int? sliding_window=None, float? logits_soft_cap=None, Tensor? alibi_slopes=None, "
+      "Tensor? sinks=None, float k_scale=1.0, float v_scale=1.0, "
+      "bool batch_invariant=False) -> ()",
+      tags);
+
   // attention_states
   m.def(
       "merge_attn_states(Tensor prefix_output, Tensor prefix_lse, Tensor suffix_output, "

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Paged attention: chooses how to compute the parts of a plan, and computes them.
+//
+// Compiled once per instruction set, inside that set's namespace; see vec/bytes-inl.h for what that
+// forbids.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/attention_plan.h"
+#include "attention/few_rows-inl.h"
+#include "attention/sums-inl.h"
+#include "attention/tile-inl.h"
+
+namespace anvil::kernels::ANVIL_ISA_NAMESPACE {
+
+// Hands out pieces of a worker's scratch memory.
+struct ScratchSpace {
+  uintptr_t begin;
+  int64_t bytes = 0;
+
+  float* take(int64_t floats) {
+    const uintptr_t address = begin + static_cast<uintptr_t>(bytes);
+    bytes += round_up(floats * static_cast<int64_t>(sizeof(float)), 64);
+    return reinterpret_cast<float*>(address);
+  }
+};
+
+// Pieces are taken as for float32, the larger of the two products.
+struct WorkerScratch {
+  float *query, *keys, *values, *units, *logits, *out, *weights, *states, *part;
+  int64_t bytes;
+
+  WorkerScratch(const AttentionArgs& args, char* memory) {
+    const int64_t key_columns = padded_columns(args.head_size);
+    const int64_t value_columns = padded_columns(args.value_head_size);
+    const int64_t rows = larger(kMostTileRows, kMostFewRows);
+    // As a number: there is no memory yet when its size is asked for.
+    ScratchSpace space = {reinterpret_cast<uintptr_t>(memory)};
+    query = space.take(rows * key_columns);
+    keys = space.take(kBlockKeys * key_columns);
+    values = space.take(kBlockKeys * value_columns);
+    units = space.take(kBlockKeys * value_columns);
+    logits = space.take(kBlockKeys * rows);
+    out = space.take(rows * value_columns);
+    weights = space.take(kChunkKeys * kMostFewRows);
+    states = space.take(rows * (value_columns + 2));
+    part = space.take(rows * (value_columns + 2));
+    bytes = space.bytes;
+  }
+};
+
+inline AttentionShape attention_shape(const AttentionArgs& args) {
+  // With splits that do not depend on the batch, neither does what computes a row: its request may
+  // have more rows in another step.
+  return {kMostTileRows, args.fixed_split > 0 ? 0 : smaller(kMostFewRows, kMostTileRows),
+          padded_columns(args.value_head_size), WorkerScratch(args, nullptr).bytes};
+}
+
+inline int64_t attention_workspace_bytes(const AttentionArgs& args) {
+  AttentionArgs sized = args;
+  sized.workspace = nullptr;
+  return AttentionPlan(sized, attention_shape(args)).bytes;
+}
+
+inline int64_t attention_plan(const AttentionArgs& args) {
+  return plan_attention(args, attention_shape(args));
+}
+
+template <typename Product, int kTerms>
+inline void compute_few_rows(const QueryRows& rows, int64_t key_begin, int64_t key_end,
+                             const WorkerScratch& scratch, const RowStates& states) {
+  using Stored = typename Product::Stored;
+  const FewRowsScratch<Product> own = {reinterpret_cast<Stored*>(scratch.query),
+                                       reinterpret_cast<Stored*>(scratch.weights), scratch.logits,
+                                       reinterpret_cast<Stored*>(scratch.keys),
+                                       reinterpret_cast<Stored*>(scratch.values)};
+  const int64_t columns = padded_columns(rows.args.head_size);
+  for (int64_t row = 0; row < rows.count; ++row) {
+    load_query<Product, kTerms>(rows, row, own.query + row * columns, rows.count * columns,
+                                columns);
+  }
+  clear_states(states, rows.count);
+  attend_few_rows<Product, kTerms>(rows, key_begin, key_end, own, states);
+}
+
+template <typename Product>
+inline void compute_tile(const QueryRows& rows, int64_t key_begin, int64_t key_end,
+                         const WorkerScratch& scratch, const RowStates& states) {
+  using Stored = typename Product::Stored;
+  const TileScratch<Product> own = {scratch.query,
+                                    reinterpret_cast<Stored*>(scratch.keys),
+                                    reinterpret_cast<Stored*>(scratch.values),
+                                    scratch.units,
+                                    scratch.logits,
+                                    scratch.out};
+  if (rows.count <= Floats::kLanes) {
+    attend_tile<Product, 1>(rows, key_begin, key_end, own, states);
+  } else if (rows.count <= 2 * Floats::kLanes) {
+    attend_tile<Product, 2>(rows, key_begin, key_end, own, states);
+  } else {
+    attend_tile<Product, kTileStrips>(rows, key_begin, key_end, own, states);
+  }
+}
+
+inline bool held_in_pairs(CacheType type) {
+  return type != CacheType::kFloat32 && type != CacheType::kFp16;
+}
+
+// The states of an item's rows over its keys.
+inline void compute_range(const QueryRows& rows, bool few, int64_t key_begin, int64_t key_end,
+                          const WorkerScratch& scratch, const RowStates& states) {
+#if defined(__AVX512BF16__)
+  // Products of bfloat16 are exact, and twice as many an instruction. Numbers that bfloat16 does
+  // not hold are two terms, which costs what it gains: where rows are few, the cache is still read
+  // where it lies.
+  if (held_in_pairs(rows.args.cache_type)) {
+    const bool exact = rows.args.type == ElementType::kBf16;
+    if (few && exact) {
+      return compute_few_rows<PairProduct, 1>(rows, key_begin, key_end, scratch, states);
+    }
+    if (few) return compute_few_rows<PairProduct, 2>(rows, key_begin, key_end, scratch, states);
+    if (exact) return compute_tile<PairProduct>(rows, key_begin, key_end, scratch, states);
+  }
+#endif
+  if (few) return compute_few_rows<FloatProduct, 1>(rows, key_begin, key_end, scratch, states);
+  compute_tile<FloatProduct>(rows, key_begin, key_end, scratch, states);
+}
+
+inline void compute_item(const AttentionArgs& args, const AttentionShape& shape,
+                         const AttentionPlan& plan, const AttentionItem& item,
+                         const WorkerScratch& scratch) {
+  const QueryRows rows = {args, item.request, item.kv_head, item.row, item.rows};
+  const int64_t columns = shape.value_columns;
+  const int64_t request_rows =
+      (args.query_start_loc[item.request + 1] - args.query_start_loc[item.request]) * rows.group();
+  const bool few = request_rows <= shape.few_rows;
+  const bool alone = item.merge < 0;
+  const RowStates states = states_at(
+      alone ? scratch.states : plan.part_sums + item.part * plan.part_floats, item.rows, columns);
+  if (!alone || args.fixed_split == 0) {
+    compute_range(rows, few, item.key_begin, item.key_end, scratch, states);
+  } else {
+    clear_states(states, item.rows);
+    const RowStates part = states_at(scratch.part, item.rows, columns);
+    for (int64_t key = item.key_begin; key < item.key_end;) {
+      const int64_t end = smaller(item.key_end, (key / args.fixed_split + 1) * args.fixed_split);
+      compute_range(rows, few, key, end, scratch, part);
+      add_states(states, part, item.rows);
+      key = end;
+    }
+  }
+  if (alone) return finish_rows(rows, states);
+
+  AttentionMerge& merge = plan.merges[item.merge];
+  if (__atomic_sub_fetch(&merge.missing, 1, __ATOMIC_ACQ_REL) > 0) return;
+  const RowStates merged = states_at(scratch.states, item.rows, columns);
+  clear_states(merged, item.rows);
+  for (int64_t i = 0; i < merge.parts; ++i) {
+    float* sums = plan.part_sums + (merge.first_part + i) * plan.part_floats;
+    add_states(merged, states_at(sums, item.rows, columns), item.rows);
+  }
+  finish_rows(rows, merged);
+}
+
+inline void attention(const AttentionArgs& args, int64_t begin, int64_t end) {
+  const AttentionShape shape = attention_shape(args);
+  const AttentionPlan plan(args, shape);
+  for (int64_t worker = begin; worker < end; ++worker) {
+    const WorkerScratch scratch(args, plan.scratch + worker * shape.scratch_bytes);
+    for (;;) {
+      const int64_t place = __atomic_fetch_add(plan.next, 1, __ATOMIC_RELAXED);
+      if (place >= *plan.num_items) break;
+      compute_item(args, shape, plan, plan.items[plan.order[place]], scratch);
+    }
+  }
+}
+
+}  // namespace anvil::kernels::ANVIL_ISA_NAMESPACE
