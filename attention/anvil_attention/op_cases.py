@@ -191,9 +191,9 @@ def _cases() -> list[Case]:
 def allowed(expected: Tensor, dtype: torch.dtype, arguments: Arguments) -> Tensor:
     """The result's rounding, the rounding of softmax weights to the result's dtype, float32 sums.
 
-    The latter two go with the size of a head's output as a whole. Beside a cache of no more bits than
-    bfloat16, float32 queries and weights may be two bfloat16 numbers each. An output that is off by
-    one part in a hundred is out of it in its larger elements.
+    The latter two go with the size of a head's output as a whole. Beside a cache of no more bits
+    than bfloat16, float32 queries and weights may be two bfloat16 numbers each. An output that is
+    off by one part in a hundred is out of it in its larger elements.
     """
     size = expected.abs()
     mean = size.square().mean(-1, keepdim=True).sqrt()
