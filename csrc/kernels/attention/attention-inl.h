@@ -35,10 +35,10 @@ struct WorkerScratch {
   WorkerScratch(const AttentionArgs& args, char* memory) {
     const int64_t key_columns = padded_columns(args.head_size);
     const int64_t value_columns = padded_columns(args.value_head_size);
-    const int64_t rows = larger(kMostTileRows, kMostFewRows);
+    const int64_t rows = larger(kMostTileRows, kMostHeadRows);
     // As a number: there is no memory yet when its size is asked for.
     ScratchSpace space = {reinterpret_cast<uintptr_t>(memory)};
-    query = space.take(rows * key_columns);
+    query = space.take(rows * key_columns);  // two terms of half a float32 each
     keys = space.take(kBlockKeys * key_columns);
     values = space.take(kBlockKeys * value_columns);
     units = space.take(kBlockKeys * value_columns);
@@ -55,7 +55,7 @@ inline AttentionShape attention_shape(const AttentionArgs& args) {
   // With splits that do not depend on the batch, neither does what computes a row: its request may
   // have more rows in another step.
   return {kMostTileRows, args.fixed_split > 0 ? 0 : smaller(kMostFewRows, kMostTileRows),
-          padded_columns(args.value_head_size), WorkerScratch(args, nullptr).bytes};
+          kMostHeadRows, padded_columns(args.value_head_size), WorkerScratch(args, nullptr).bytes};
 }
 
 inline int64_t attention_workspace_bytes(const AttentionArgs& args) {
@@ -69,20 +69,25 @@ inline int64_t attention_plan(const AttentionArgs& args) {
 }
 
 template <typename Product, int kTerms>
-inline void compute_few_rows(const QueryRows& rows, int64_t key_begin, int64_t key_end,
-                             const WorkerScratch& scratch, const RowStates& states) {
+inline void compute_few_rows(const QueryRows& rows, int64_t heads, int64_t key_begin,
+                             int64_t key_end, const WorkerScratch& scratch,
+                             const RowStates& states) {
   using Stored = typename Product::Stored;
   const FewRowsScratch<Product> own = {reinterpret_cast<Stored*>(scratch.query),
                                        reinterpret_cast<Stored*>(scratch.weights), scratch.logits,
                                        reinterpret_cast<Stored*>(scratch.keys),
                                        reinterpret_cast<Stored*>(scratch.values)};
   const int64_t columns = padded_columns(rows.args.head_size);
-  for (int64_t row = 0; row < rows.count; ++row) {
-    load_query<Product, kTerms>(rows, row, own.query + row * columns, rows.count * columns,
-                                columns);
+  for (int64_t h = 0; h < heads; ++h) {
+    const QueryRows of_head = {rows.args, rows.request, rows.kv_head + h, rows.begin, rows.count};
+    for (int64_t row = 0; row < rows.count; ++row) {
+      load_query<Product, kTerms>(of_head, row,
+                                  own.query + (h * kTerms * rows.count + row) * columns,
+                                  rows.count * columns, columns);
+    }
   }
-  clear_states(states, rows.count);
-  attend_few_rows<Product, kTerms>(rows, key_begin, key_end, own, states);
+  clear_states(states, heads * rows.count);
+  attend_few_rows<Product, kTerms>(rows, heads, key_begin, key_end, own, states);
 }
 
 template <typename Product>
@@ -109,8 +114,8 @@ inline bool held_in_pairs(CacheType type) {
 }
 
 // The states of an item's rows over its keys.
-inline void compute_range(const QueryRows& rows, bool few, int64_t key_begin, int64_t key_end,
-                          const WorkerScratch& scratch, const RowStates& states) {
+inline void compute_range(const QueryRows& rows, int64_t heads, bool few, int64_t key_begin,
+                          int64_t key_end, const WorkerScratch& scratch, const RowStates& states) {
 #if defined(__AVX512BF16__)
   // Products of bfloat16 are exact, and twice as many an instruction. Numbers that bfloat16 does
   // not hold are two terms, which costs what it gains: where rows are few, the cache is still read
@@ -118,13 +123,15 @@ inline void compute_range(const QueryRows& rows, bool few, int64_t key_begin, in
   if (held_in_pairs(rows.args.cache_type)) {
     const bool exact = rows.args.type == ElementType::kBf16;
     if (few && exact) {
-      return compute_few_rows<PairProduct, 1>(rows, key_begin, key_end, scratch, states);
+      return compute_few_rows<PairProduct, 1>(rows, heads, key_begin, key_end, scratch, states);
     }
-    if (few) return compute_few_rows<PairProduct, 2>(rows, key_begin, key_end, scratch, states);
+    if (few)
+      return compute_few_rows<PairProduct, 2>(rows, heads, key_begin, key_end, scratch, states);
     if (exact) return compute_tile<PairProduct>(rows, key_begin, key_end, scratch, states);
   }
 #endif
-  if (few) return compute_few_rows<FloatProduct, 1>(rows, key_begin, key_end, scratch, states);
+  if (few)
+    return compute_few_rows<FloatProduct, 1>(rows, heads, key_begin, key_end, scratch, states);
   compute_tile<FloatProduct>(rows, key_begin, key_end, scratch, states);
 }
 
@@ -137,31 +144,32 @@ inline void compute_item(const AttentionArgs& args, const AttentionShape& shape,
       (args.query_start_loc[item.request + 1] - args.query_start_loc[item.request]) * rows.group();
   const bool few = request_rows <= shape.few_rows;
   const bool alone = item.merge < 0;
+  const int64_t count = item.heads * item.rows;
   const RowStates states = states_at(
-      alone ? scratch.states : plan.part_sums + item.part * plan.part_floats, item.rows, columns);
+      alone ? scratch.states : plan.part_sums + item.part * plan.part_floats, count, columns);
   if (!alone || args.fixed_split == 0) {
-    compute_range(rows, few, item.key_begin, item.key_end, scratch, states);
+    compute_range(rows, item.heads, few, item.key_begin, item.key_end, scratch, states);
   } else {
-    clear_states(states, item.rows);
-    const RowStates part = states_at(scratch.part, item.rows, columns);
+    clear_states(states, count);
+    const RowStates part = states_at(scratch.part, count, columns);
     for (int64_t key = item.key_begin; key < item.key_end;) {
       const int64_t end = smaller(item.key_end, (key / args.fixed_split + 1) * args.fixed_split);
-      compute_range(rows, few, key, end, scratch, part);
-      add_states(states, part, item.rows);
+      compute_range(rows, item.heads, few, key, end, scratch, part);
+      add_states(states, part, count);
       key = end;
     }
   }
-  if (alone) return finish_rows(rows, states);
+  if (alone) return finish_heads(rows, item.heads, states);
 
   AttentionMerge& merge = plan.merges[item.merge];
   if (__atomic_sub_fetch(&merge.missing, 1, __ATOMIC_ACQ_REL) > 0) return;
-  const RowStates merged = states_at(scratch.states, item.rows, columns);
-  clear_states(merged, item.rows);
+  const RowStates merged = states_at(scratch.states, count, columns);
+  clear_states(merged, count);
   for (int64_t i = 0; i < merge.parts; ++i) {
     float* sums = plan.part_sums + (merge.first_part + i) * plan.part_floats;
-    add_states(merged, states_at(sums, item.rows, columns), item.rows);
+    add_states(merged, states_at(sums, count, columns), count);
   }
-  finish_rows(rows, merged);
+  finish_heads(rows, item.heads, merged);
 }
 
 inline void attention(const AttentionArgs& args, int64_t begin, int64_t end) {

@@ -29,7 +29,9 @@ int cost_class(int64_t cost) {
 }
 
 struct Tile {
-  int64_t row, rows, key_begin, key_end, cost;
+  int64_t row, rows, key_begin, key_end;
+  bool few;
+  int64_t cost;  // for one KV head
 
   int64_t keys() const { return key_end - key_begin; }
 };
@@ -45,7 +47,7 @@ class Planner {
       for_tiles(request, [&](const Tile& tile) { total += tile.cost * args_.num_kv_heads; });
     }
     // What one worker computes need not be cut.
-    share_ = args_.workers == 1 ? INT64_MAX : total / (args_.workers * kPartsPerWorker) + 1;
+    share_ = args_.workers == 1 ? INT64_MAX / 2 : total / (args_.workers * kPartsPerWorker) + 1;
     for (int64_t request = 0; request < args_.num_requests; ++request) {
       for_tiles(request, [&](const Tile& tile) { add(request, tile); });
     }
@@ -65,7 +67,7 @@ class Planner {
     const bool causal =
         args_.causal_per_request == nullptr ? args_.causal : args_.causal_per_request[request];
     for (int64_t row = 0; row < rows; row += shape_.tile_rows) {
-      Tile tile = {row, std::min(shape_.tile_rows, rows - row), 0, length, 0};
+      Tile tile = {row, std::min(shape_.tile_rows, rows - row), 0, length, few, 0};
       const int64_t first = length - query_len + row / group;
       const int64_t last = length - query_len + (row + tile.rows - 1) / group;
       if (causal) tile.key_end = last + 1;
@@ -86,44 +88,53 @@ class Planner {
     return few ? columns * (5 + rows) / 32 + 1 : columns * ((rows + 15) / 16) * 5 / 8 + 1;
   }
 
+  // The items of a tile, for all KV heads.
   void add(int64_t request, const Tile& tile) {
-    for (int64_t head = 0; head < args_.num_kv_heads; ++head) {
-      const AttentionItem whole = {static_cast<int32_t>(request),
-                                   static_cast<int32_t>(head),
-                                   static_cast<int32_t>(tile.row),
-                                   static_cast<int32_t>(tile.rows),
-                                   static_cast<int32_t>(tile.key_begin),
-                                   static_cast<int32_t>(tile.key_end),
-                                   -1,
-                                   0};
-      const int64_t step = step_of(tile);
-      if (step == 0) {
-        emit(whole, tile.cost);
-        continue;
-      }
-      AttentionMerge& merge = plan_.merges[num_merges_];
-      merge.first_part = static_cast<int32_t>(num_parts_);
-      for (int64_t key = tile.key_begin; key < tile.key_end;) {
-        AttentionItem item = whole;
-        item.key_begin = static_cast<int32_t>(key);
-        key = std::min(tile.key_end, key / step * step + step);
-        item.key_end = static_cast<int32_t>(key);
-        item.merge = static_cast<int32_t>(num_merges_);
-        item.part = static_cast<int32_t>(num_parts_++);
-        emit(item, tile.cost * (item.key_end - item.key_begin) / tile.keys());
-      }
-      merge.parts = static_cast<int32_t>(num_parts_) - merge.first_part;
-      merge.missing = merge.parts;
-      ++num_merges_;
+    const int64_t most_heads = tile.few ? std::max<int64_t>(1, shape_.head_rows / tile.rows) : 1;
+    int64_t heads = std::min(most_heads, args_.num_kv_heads);
+    // What cannot be cut into enough ranges of keys is cut into heads as well.
+    const int64_t pieces = tile.cost * heads / share_ + 1;
+    const int64_t ranges = std::clamp<int64_t>(tile.keys() / kLeastKeys, 1, pieces);
+    heads = std::max<int64_t>(1, heads * ranges / pieces);
+    for (int64_t head = 0; head < args_.num_kv_heads; head += heads) {
+      add(request, tile, head, std::min(heads, args_.num_kv_heads - head));
     }
   }
 
+  void add(int64_t request, const Tile& tile, int64_t head, int64_t heads) {
+    const AttentionItem whole = {static_cast<int32_t>(request),
+                                 static_cast<int32_t>(head),
+                                 static_cast<int32_t>(heads),
+                                 static_cast<int32_t>(tile.row),
+                                 static_cast<int32_t>(tile.rows),
+                                 static_cast<int32_t>(tile.key_begin),
+                                 static_cast<int32_t>(tile.key_end),
+                                 -1,
+                                 0};
+    const int64_t cost = tile.cost * heads, step = step_of(tile, cost);
+    if (step == 0) return emit(whole, cost);
+    AttentionMerge& merge = plan_.merges[num_merges_];
+    merge.first_part = static_cast<int32_t>(num_parts_);
+    for (int64_t key = tile.key_begin; key < tile.key_end;) {
+      AttentionItem item = whole;
+      item.key_begin = static_cast<int32_t>(key);
+      key = std::min(tile.key_end, key / step * step + step);
+      item.key_end = static_cast<int32_t>(key);
+      item.merge = static_cast<int32_t>(num_merges_);
+      item.part = static_cast<int32_t>(num_parts_++);
+      emit(item, cost * (item.key_end - item.key_begin) / tile.keys());
+    }
+    merge.parts = static_cast<int32_t>(num_parts_) - merge.first_part;
+    merge.missing = merge.parts;
+    ++num_merges_;
+  }
+
   // At multiples of how many keys a tile's range is cut; 0: it is not.
-  int64_t step_of(const Tile& tile) const {
-    if (tile.cost <= share_ || tile.keys() < 2 * kLeastKeys) return 0;
+  int64_t step_of(const Tile& tile, int64_t cost) const {
+    if (cost <= share_ || tile.keys() < 2 * kLeastKeys) return 0;
     int64_t step = args_.fixed_split;
     if (step == 0) {
-      const int64_t pieces = std::min((tile.cost + share_ - 1) / share_, tile.keys() / kLeastKeys);
+      const int64_t pieces = std::min((cost + share_ - 1) / share_, tile.keys() / kLeastKeys);
       step = (tile.keys() / pieces + kCutKeys - 1) / kCutKeys * kCutKeys;
     }
     const int64_t parts = (tile.key_end - 1) / step - tile.key_begin / step + 1;
@@ -164,7 +175,8 @@ AttentionPlan::AttentionPlan(const AttentionArgs& args, const AttentionShape& sh
   const int64_t tiles = args.num_tokens * group / shape.tile_rows + args.num_requests;
   max_parts = args.workers == 1 ? 0 : 2 * kPartsPerWorker * args.workers;
   max_items = tiles * args.num_kv_heads + max_parts;
-  part_floats = std::min(shape.tile_rows, args.num_tokens * group) * (shape.value_columns + 2);
+  const int64_t part_rows = std::max(shape.tile_rows, shape.head_rows);
+  part_floats = std::min(part_rows, args.num_tokens * args.num_heads) * (shape.value_columns + 2);
   bytes = 0;
   const auto place = [&](auto*& pointer, int64_t count) {
     using Type = std::remove_reference_t<decltype(*pointer)>;

@@ -14,8 +14,9 @@
 namespace anvil::kernels {
 
 struct AttentionItem {
-  int32_t request, kv_head;
-  int32_t row, rows;           // [row, row + rows) of the KV head's rows; see query_rows-inl.h
+  int32_t request;
+  int32_t kv_head, heads;      // [kv_head, kv_head + heads)
+  int32_t row, rows;           // [row, row + rows) of each KV head's rows; see query_rows-inl.h
   int32_t key_begin, key_end;  // the union of what the rows see, or a part of it
   int32_t merge;               // which AttentionMerge takes its sums; -1: it is alone
   int32_t part;                // place of its sums in the workspace
@@ -30,7 +31,8 @@ struct AttentionMerge {
 // What an instruction set's kernels ask of a plan.
 struct AttentionShape {
   int64_t tile_rows;      // rows of an item, at most
-  int64_t few_rows;       // up to how many rows a request is computed without tiles
+  int64_t few_rows;       // up to how many rows of a KV head are computed without tiles
+  int64_t head_rows;      // rows of an item of several KV heads, at most
   int64_t value_columns;  // floats of a row's sums
   int64_t scratch_bytes;  // of a worker
 };

@@ -66,6 +66,10 @@ struct RowStates {
   int64_t columns;
   float* max;  // [count]
   float* sum;  // [count]
+
+  RowStates from_row(int64_t row) const {
+    return {out + row * columns, columns, max + row, sum + row};
+  }
 };
 
 // Logits are in powers of two. That of a key which is not seen, and the largest of none: finite, so

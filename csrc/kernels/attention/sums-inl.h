@@ -78,4 +78,12 @@ inline void finish_rows(const QueryRows& rows, const RowStates& states) {
   }
 }
 
+// The same for as many KV heads, each of which has as many rows.
+inline void finish_heads(const QueryRows& rows, int64_t heads, const RowStates& states) {
+  for (int64_t h = 0; h < heads; ++h) {
+    finish_rows({rows.args, rows.request, rows.kv_head + h, rows.begin, rows.count},
+                states.from_row(h * rows.count));
+  }
+}
+
 }  // namespace anvil::kernels::ANVIL_ISA_NAMESPACE
