@@ -8,7 +8,10 @@ transformers unless a test does.
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,3 +49,23 @@ def tiny_llama(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
     run_tool("tiny_model.py", folder, smollm2)
     return folder
+
+
+AtOnce = Callable[[Mapping[Any, Callable[[], Any]]], Mapping[Any, Future[Any]]]
+
+
+@pytest.fixture(scope="module")
+def at_once() -> Iterator[AtOnce]:
+    """`at_once(calls)` starts calls that wait for processes of their own, as many at a time as
+    there are cores, and gives their futures by the same names.
+
+    Most of the time of such a process one thread imports and loads. Where several compute after
+    all, their threads must sleep while they wait, or they take the cores from one another; and an
+    engine that measures what memory is free must not see others come and go.
+    """
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_WAIT_POLICY", "passive")
+        patch.setenv("ANVIL_DEVICE_MEMORY", os.environ.get("ANVIL_DEVICE_MEMORY", "3GiB"))
+        yield lambda calls: {name: pool.submit(call) for name, call in calls.items()}
+        pool.shutdown(cancel_futures=True)

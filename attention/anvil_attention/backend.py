@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from vllm import envs
 from vllm.config import VllmConfig, get_current_vllm_config_or_none
 from vllm.platforms import current_platform
-from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 from vllm.v1.attention.backend import AttentionBackend, AttentionType, MultipleOf
 
 from .contract import AttentionSpec
-from .impl import AnvilAttentionImpl, query_dtypes
+from .impl import AnvilAttentionImpl
+from .layer_cache import cache_dtype, query_dtypes
 from .metadata import AnvilAttentionMetadataBuilder
 from .observers import Observer, set_observer
 from .serving import served
@@ -30,7 +31,14 @@ class AnvilAttentionBackend(AttentionBackend):
         torch.bfloat16,
         torch.float32,
     ]
-    supported_kv_cache_dtypes: ClassVar[list["CacheDType"]] = ["auto", "float16", "bfloat16"]
+    supported_kv_cache_dtypes: ClassVar[list["CacheDType"]] = [
+        "auto",
+        "float16",
+        "bfloat16",
+        "fp8",
+        "fp8_e4m3",
+        "fp8_e5m2",
+    ]
     # The engine writes the cache by `do_kv_cache_update` before it asks for the output.
     forward_includes_kv_cache_update: bool = False
 
@@ -86,9 +94,15 @@ class AnvilAttentionBackend(AttentionBackend):
         return False
 
     @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        # The reference is not: padding to other requests' lengths changes sums.
+        return served().implementation.batch_invariant
+
+    @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
-        # Tiles are planned from the host's query lengths.
-        return False
+        # The reference plans its tiles from the host's lengths. Others are given the device's, and
+        # nothing but bounds from the host.
+        return not served().is_reference
 
     @classmethod
     def validate_configuration(cls, *args: Any, **kwargs: Any) -> list[str]:
@@ -100,8 +114,11 @@ class AnvilAttentionBackend(AttentionBackend):
             cls._with_option(reason, given.arguments) for reason in validate(*args, **kwargs)
         ]
         config = get_current_vllm_config_or_none()
-        decodes = given.arguments["attn_type"] == AttentionType.DECODER
-        if not reasons and decodes and config is not None and config.model_config is not None:
+        has_cache = given.arguments["attn_type"] in (
+            AttentionType.DECODER,
+            AttentionType.ENCODER_DECODER,
+        )
+        if not reasons and has_cache and config is not None and config.model_config is not None:
             refusal = cls._refusal_of_served(config, given.arguments)
             reasons += [refusal] if refusal is not None else []
         return reasons
@@ -150,14 +167,15 @@ def _model_spec(config: VllmConfig, known: dict[str, Any]) -> AttentionSpec:
         value_head_size=head_size,
         block_size=known.get("block_size") or cache.block_size,
         dtype=known.get("dtype") or model.dtype,
-        kv_dtype=kv_cache_dtype_str_to_dtype(
-            known.get("kv_cache_dtype") or cache.cache_dtype, model
-        ),
+        kv_dtype=cache_dtype(known.get("kv_cache_dtype") or cache.cache_dtype, model),
         scale=head_size**-0.5,
         sliding_window=window if known.get("has_sliding_window") else None,
         logits_soft_cap=getattr(model.hf_text_config, "attn_logit_softcapping", None) or None,
         has_sinks=known.get("has_sink", False),
         device=current_platform.device_type,
+        causal=known.get("attn_type", AttentionType.DECODER) == AttentionType.DECODER
+        and not known.get("use_non_causal", False),
+        batch_invariant=bool(envs.VLLM_BATCH_INVARIANT),
     )
 
 
@@ -167,25 +185,29 @@ _OPTION_OF_REASON = {
     "dtype not supported": ("dtype", "use --dtype bfloat16, float16 or float32"),
     "kv_cache_dtype not supported": (
         "kv_cache_dtype",
-        "use --kv-cache-dtype auto, bfloat16 or float16",
+        "use --kv-cache-dtype auto, bfloat16, float16, fp8_e4m3 or fp8_e5m2",
     ),
     "partial multimodal token full attention not supported": (
         "use_mm_prefix",
         "prefix-LM models with bidirectional image tokens cannot run here",
     ),
-    "MLA not supported": ("use_mla", "set VLLM_MLA_DISABLE=1 to run the model without MLA"),
+    "MLA not supported": ("use_mla", "ANVIL_MLA serves such layers: leave --attention-backend out"),
     "sparse not supported": ("use_sparse", "models with sparse attention cannot run here"),
     "per-head quant scales not supported": (
         "use_per_head_quant_scales",
         "use --kv-cache-dtype auto, bfloat16 or float16",
     ),
     "R-SWA not supported": ("use_rswa", "models with reference sliding windows cannot run here"),
-    "batch invariance not supported": ("use_batch_invariant", "unset VLLM_BATCH_INVARIANT"),
+    "batch invariance not supported": (
+        "use_batch_invariant",
+        "unset VLLM_BATCH_INVARIANT, or use ANVIL_ATTENTION_IMPL=native",
+    ),
     "KV connector not supported": ("use_kv_connector", "leave out --kv-transfer-config"),
     "PCP not supported": ("use_pcp", "use --prefill-context-parallel-size 1"),
     "DCP not supported": ("use_dcp", "use --decode-context-parallel-size 1"),
     "device-cpu query lens mismatch not supported, this is needed for adaptive verification": (
         "use_adaptive_verification",
-        "turn adaptive verification off in --speculative-config",
+        "turn adaptive verification off in --speculative-config, or use "
+        "ANVIL_ATTENTION_IMPL=native",
     ),
 }

@@ -42,13 +42,18 @@ class AttentionSpec:
         value_head_size: elements of a value.
         block_size: tokens of a block of the cache.
         dtype: of query and output.
-        kv_dtype: of the cache: `dtype`, another floating dtype, or one of float8.
+        kv_dtype: of the cache: `dtype`, another floating dtype, float8_e4m3fn, float8_e5m2 or int8.
         scale: factor on the logits.
         sliding_window: W >= 1: a query sees itself and the W - 1 keys before it, and where it is
             not causal also the W - 1 keys after it. None: no window.
         logits_soft_cap: C > 0: logits become C * tanh(logits / C). None: no cap.
         has_alibi, has_sinks: whether calls bring `alibi_slopes` and `sinks`.
         device: type of the device: "anvil", "cpu", "cuda", ...
+        causal: whether every call is causal, for all of its requests. Where it is not, calls that
+            are not and calls that say it per request come, too: of encoders, of cross-attention.
+        batch_invariant: a row's result depends on its own request alone, to the last bit: on no
+            other request of the batch, on no padding, and not on how many of the request's rows
+            are computed in one call.
     """
 
     num_heads: int
@@ -64,6 +69,8 @@ class AttentionSpec:
     has_alibi: bool = False
     has_sinks: bool = False
     device: str = "anvil"
+    causal: bool = True
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,7 @@ class AttentionCall:
         causal: whether a query sees no later key; or [num_reqs] of bool, per request.
         alibi_slopes: [num_heads] float32: a key at distance d gets slope * d subtracted.
         sinks: [num_heads] floating: logit of one more key per head, whose value is 0.
-        k_scale, v_scale: what the numbers in the cache are multiplied by.
+        k_scale, v_scale: what the numbers in the cache are multiplied by, whatever its dtype.
         workspace: [`workspace_bytes`] uint8 of the implementation's own, or None where it asked for
             none. It holds anything, and nothing outlasts the call.
     """
@@ -119,12 +126,15 @@ class AttentionCall:
     def keywords(self) -> dict[str, Any]:
         """What an implementation's function is called with: the tensors, and the spec's options."""
         spec = self.spec
-        own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "spec"}
-        return own | {
-            "scale": spec.scale,
-            "sliding_window": spec.sliding_window,
-            "logits_soft_cap": spec.logits_soft_cap,
-        }
+        keywords = dict(vars(self))
+        del keywords["spec"]
+        keywords["scale"] = spec.scale
+        keywords["sliding_window"] = spec.sliding_window
+        keywords["logits_soft_cap"] = spec.logits_soft_cap
+        if spec.batch_invariant:
+            # Asked of implementations that declare it, and of no other.
+            keywords["batch_invariant"] = True
+        return keywords
 
 
 def _serves_all(spec: AttentionSpec) -> str | None:
@@ -145,9 +155,14 @@ class AttentionImplementation:
             nothing else, and raises `Unsupported` for a call that it cannot serve.
         version: of the contract that it was written for.
         refuses: a reason in words why it cannot serve a layer, or None where it can. Asked before
-            anything is called.
+            anything is called; see `refusal`.
         workspace_bytes: (spec, most tokens of a call, most requests) -> bytes that it needs.
         graph_support: see `GraphSupport`.
+        batch_invariant: whether it serves layers with `AttentionSpec.batch_invariant`. Its
+            function then takes one more keyword, `batch_invariant`, which is given for those only.
+        checks_blocks: whether a call whose block table leads out of the cache, or whose
+            `query_start_loc` leads out of the query, reads and writes nothing and is an IndexError:
+            raised at once, or by the device's next wait. Who serves then makes no check before it.
         prepare: for adapters of implementations with a cache or metadata of their own: given a
             call, does what a step does once for all layers, or what had happened before it, and
             returns the part that is a layer's attention as a function without arguments, which
@@ -160,7 +175,15 @@ class AttentionImplementation:
     refuses: Callable[[AttentionSpec], str | None] = _serves_all
     workspace_bytes: Callable[[AttentionSpec, int, int], int] = _no_workspace
     graph_support: GraphSupport = GraphSupport.NEVER
+    batch_invariant: bool = False
+    checks_blocks: bool = False
     prepare: Callable[[AttentionCall], Callable[[], None]] | None = field(default=None)
+
+    def refusal(self, spec: AttentionSpec) -> str | None:
+        """Why it cannot serve a layer, by what it declares and by `refuses`; None where it can."""
+        if spec.batch_invariant and not self.batch_invariant:
+            return "its results depend on the batch, and VLLM_BATCH_INVARIANT asks that they do not"
+        return self.refuses(spec)
 
     def __call__(self, call: AttentionCall) -> None:
         """Computes a call. Raises whatever the function does, and TypeError where it returns

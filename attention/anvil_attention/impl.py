@@ -5,15 +5,24 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from vllm.config import VllmConfig, get_current_vllm_config_or_none
+from vllm import envs
+from vllm.config import ModelConfig, VllmConfig, get_current_vllm_config_or_none
 from vllm.platforms import current_platform
-from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 from vllm.v1.attention.backend import AttentionImpl, AttentionLayer, AttentionType
 from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
 from vllm_anvil.ops.cache import write_kv_cache
 
 from .contract import AttentionCall, AttentionSpec
+from .fused_update import FusedCacheUpdate
+from .layer_cache import (
+    FLOAT8_CACHES,
+    NO_SCALES,
+    Scales,
+    cache_dtype,
+    query_dtypes,
+    split_kv_cache,
+)
 from .metadata import AnvilAttentionMetadata, LayerGeometry
 from .observers import observer
 from .reference import paged_attention
@@ -22,35 +31,12 @@ from .serving import served
 _ENCODER_TYPES = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
 
-def split_kv_cache(kv_cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Key and value views of a layer's cache as the runner allocates it.
-
-    Args:
-        kv_cache: [num_blocks, num_kv_heads, block_size, head_size + value_head_size], with the
-            strides of whichever `KVCacheLayout` was resolved.
-        head_size: elements of a key.
-
-    Returns:
-        Views [num_blocks, block_size, num_kv_heads, head_size] and
-        [num_blocks, block_size, num_kv_heads, value_head_size] of the same memory.
-    """
-    by_token = kv_cache.transpose(1, 2)
-    return by_token[..., :head_size], by_token[..., head_size:]
-
-
-def query_dtypes(model_dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """What dtypes the queries of a model may have: a platform may compute between weights in
-    another one than theirs, which it decides when they are loaded."""
-    dtypes = getattr(current_platform, "hidden_state_dtypes", None)
-    return (model_dtype,) if dtypes is None else dtypes(model_dtype)
-
-
-class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
+class AnvilAttentionImpl(FusedCacheUpdate, AttentionImpl[AnvilAttentionMetadata]):
     """Attention of one layer, for decoders, encoders and cross-attention.
 
-    Layers with a cache are computed by the implementation that is served. Encoders have none and
-    are computed by the reference whatever is served: their keys would be a cache of blocks of one
-    token, a geometry that the contract allows and that no kernel for serving is written for.
+    It is computed by the implementation that is served. Encoders have no cache: the step's own keys
+    are one of blocks of one token, which the contract allows and not every implementation takes;
+    where it refuses, the reference computes them.
     """
 
     def __init__(
@@ -66,10 +52,12 @@ class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
         attn_type: str = AttentionType.DECODER,
         kv_sharing_target_layer_name: str | None = None,
         sinks: torch.Tensor | None = None,
+        value_head_size: int | None = None,
         **options: Any,
     ) -> None:
         """
         Args:
+            value_head_size: where it is known and another one than that of keys.
             sinks: [num_heads], a weight of the model that is loaded later; kept, not copied.
             options: what a model asks of a backend beyond the engine's interface. None is
                 implemented.
@@ -84,10 +72,10 @@ class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
             raise NotImplementedError(
                 f"ANVIL_ATTN does not implement {names}: choose a model that does without"
             )
-        if is_quantized_kv_cache(kv_cache_dtype):
+        if is_quantized_kv_cache(kv_cache_dtype) and kv_cache_dtype not in FLOAT8_CACHES:
             raise NotImplementedError(
-                f"ANVIL_ATTN does not implement kv_cache_dtype={kv_cache_dtype!r}: "
-                "run with --kv-cache-dtype auto"
+                f"ANVIL_ATTN does not implement kv_cache_dtype={kv_cache_dtype!r}: run with "
+                f"--kv-cache-dtype auto, or {', '.join(FLOAT8_CACHES)}"
             )
         if sinks is not None and sinks.shape != (num_heads,):
             raise ValueError(f"sinks must be [{num_heads}] (one per head), got {sinks.shape}")
@@ -106,14 +94,21 @@ class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.sinks = sinks
         self._served = served()
-        # Of calls, and of calls to an implementation that takes the cache's dtype only.
+        self._model_dtype: torch.dtype | None = None
+        config = get_current_vllm_config_or_none()
+        self._causal = attn_type == AttentionType.DECODER and not (
+            config is not None and config.attention_config.use_non_causal
+        )
+        self._batch_invariant = bool(envs.VLLM_BATCH_INVARIANT)
+        # Of calls, and of calls to an implementation that takes the model's dtype only.
         self._spec: AttentionSpec | None = None
         self._rounded: AttentionSpec | None = None
-        config = get_current_vllm_config_or_none()
+        self._by_reference = self._served.is_reference
         if config is not None and config.model_config is not None:
-            # The size of a value is not among the arguments, and that of a block may yet change:
+            self._model_dtype = config.model_config.dtype
+            # The engine does not tell the size of a value, and that of a block may yet change:
             # the metadata builder admits the layer again, once both are known.
-            self.admit(config, head_size, config.cache_config.block_size)
+            self.admit(config, value_head_size or head_size, config.cache_config.block_size)
 
     @property
     def has_cache(self) -> bool:
@@ -125,20 +120,34 @@ class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
         Raises:
             ValueError: it refuses, or computes something else than the reference.
         """
-        if self._served.is_reference or not self.has_cache:
+        if self._served.is_reference:
             return
         device_type = current_platform.device_type
-        kv_dtype = kv_cache_dtype_str_to_dtype(self.kv_cache_dtype, config.model_config)
+        specs = [
+            self.spec(value_head_size, block_size if self.has_cache else 1, *dtypes, device_type)
+            for dtypes in self.dtypes(config.model_config)
+        ]
+        if (
+            not self.has_cache
+            and not self._batch_invariant
+            and all(map(self._served.refusal, specs))
+        ):
+            return
         scheduler = config.scheduler_config
         self._served.admit(
-            [
-                self.spec(value_head_size, block_size, dtype, kv_dtype, device_type)
-                for dtype in query_dtypes(config.model_config.dtype)
-            ],
+            specs,
             torch.device(device_type, torch.accelerator.current_device_index()),
             scheduler.max_num_batched_tokens,
             scheduler.max_num_seqs,
         )
+
+    def dtypes(self, model: ModelConfig) -> list[tuple[torch.dtype, torch.dtype]]:
+        """What dtypes query and cache may have in calls of the layer."""
+        dtypes = query_dtypes(model.dtype)
+        if not self.has_cache:
+            return [(dtype, dtype) for dtype in dtypes]
+        kv_dtype = cache_dtype(self.kv_cache_dtype, model)
+        return [(dtype, kv_dtype) for dtype in dtypes]
 
     def spec(
         self,
@@ -163,6 +172,8 @@ class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
             has_alibi=self.alibi_slopes is not None,
             has_sinks=self.sinks is not None,
             device=device_type,
+            causal=self._causal,
+            batch_invariant=self._batch_invariant,
         )
 
     def do_kv_cache_update(
@@ -176,6 +187,8 @@ class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
         """Writes the step's keys and values into the layer's cache.
 
         Args:
+            layer: its `_k_scale_float` and `_v_scale_float` are what numbers in the cache are
+                multiplied by when they are read: here they are divided by them.
             key: [num_tokens, num_kv_heads, head_size]
             value: [num_tokens, num_kv_heads, value_head_size]
             kv_cache: as in `split_kv_cache`, written in place
@@ -183,15 +196,8 @@ class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
         """
         if not self.has_cache:
             return
-        key_cache, value_cache = split_kv_cache(kv_cache, self.head_size)
-        num_tokens = slot_mapping.shape[0]
-        write_kv_cache(
-            key[:num_tokens].to(key_cache.dtype),
-            value[:num_tokens].to(value_cache.dtype),
-            key_cache,
-            value_cache,
-            slot_mapping,
-        )
+        key_cache, value_cache = split_kv_cache(kv_cache, self.head_size, self.kv_cache_dtype)
+        write_kv_cache(key, value, key_cache, value_cache, slot_mapping, *Scales.of(layer))
 
     def forward(
         self,
@@ -230,35 +236,74 @@ class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
             return output.zero_()
         if self.alibi_slopes is not None and self.alibi_slopes.device != query.device:
             self.alibi_slopes = self.alibi_slopes.to(query.device)
-        if not self.has_cache:
+        metadata, scales = attn_metadata, NO_SCALES
+        if self.has_cache:
+            caches = split_kv_cache(kv_cache, self.head_size, self.kv_cache_dtype)
+            scales = Scales.of(layer)
+        else:
             assert key is not None
             assert value is not None
+            metadata = metadata.over_own_keys
             caches = key.unsqueeze(1), value.unsqueeze(1)
-            self._compute_reference(query, *caches, attn_metadata, output, block_size=None)
-            return output
-
-        key_cache, value_cache = split_kv_cache(kv_cache, self.head_size)
-        num_blocks, block_size = key_cache.shape[:2]
-        is_reference = self._served.is_reference
-        attn_metadata.check_block_table(num_blocks, block_size, read_blindly=not is_reference)
-        watch = observer()
-        if is_reference and watch is None:
-            self._compute_reference(
-                query, key_cache, value_cache, attn_metadata, output, block_size=block_size
-            )
-            return output
-        call = self._call(query, key_cache, value_cache, attn_metadata, output)
         name = getattr(layer, "layer_name", "")
+        self.attend(name, query, *caches, metadata, output, scales)
+        return output
+
+    def attend(
+        self,
+        name: str,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        metadata: AnvilAttentionMetadata,
+        output: torch.Tensor,
+        scales: Scales = NO_SCALES,
+    ) -> None:
+        """Writes the output of the layer of this name, by what is served.
+
+        Args and raises: as in `forward`, with the caches as in `contract.AttentionCall`.
+        """
+        if self.has_cache and not self._served.implementation.checks_blocks:
+            num_blocks, block_size = key_cache.shape[:2]
+            wait = self._served.reads_blindly
+            metadata.check_block_table(num_blocks, block_size, wait=wait)
+        if self._spec is None:
+            self._settle(query, key_cache, value_cache)
+        watch = observer()
+        if self._by_reference and watch is None:
+            self._compute_reference(query, key_cache, value_cache, metadata, output, scales)
+            return
+        call = self._call(query, key_cache, value_cache, metadata, output, scales)
         written = None if watch is None else watch(name, call)
-        if is_reference:
-            self._compute_reference(
-                query, key_cache, value_cache, attn_metadata, output, block_size=block_size
-            )
+        if self._by_reference:
+            self._compute_reference(query, key_cache, value_cache, metadata, output, scales)
+        elif self._rounded is None:
+            self._served.compute(call, name)
         else:
-            self._compute_served(call, attn_metadata.query_start_loc_host[-1], name)
+            self._compute_rounded(call, self._rounded, metadata.query_start_loc_host[-1], name)
         if written is not None:
             written()
-        return output
+
+    def _settle(
+        self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor
+    ) -> None:
+        """What all calls of the layer have in common, and who computes them: its cache stays as it
+        is once it has been allocated."""
+        self._spec = spec = self.spec(
+            value_cache.shape[3],
+            key_cache.shape[1],
+            query.dtype,
+            key_cache.dtype,
+            query.device.type,
+        )
+        if self._by_reference or self._served.refusal(spec) is None:
+            return
+        rounded = replace(spec, dtype=self._model_dtype or spec.kv_dtype)
+        if self.has_cache or self._served.refusal(rounded) is None:
+            # The other dtype that was admitted.
+            self._rounded = rounded
+        else:
+            self._by_reference = True
 
     def _call(
         self,
@@ -267,19 +312,14 @@ class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
         value_cache: torch.Tensor,
         metadata: AnvilAttentionMetadata,
         output: torch.Tensor,
+        scales: Scales,
     ) -> AttentionCall:
-        if self._spec is None:
-            # The cache of a layer stays as it is once it has been allocated.
-            self._spec = self.spec(
-                value_cache.shape[3],
-                key_cache.shape[1],
-                query.dtype,
-                key_cache.dtype,
-                query.device.type,
-            )
-            if self._served.refusal(self._spec) is not None:
-                # The other dtype that was admitted.
-                self._rounded = replace(self._spec, dtype=key_cache.dtype)
+        assert self._spec is not None
+        workspace = None
+        if not self._by_reference:
+            tokens, requests = query.shape[0], metadata.seq_lens.shape[0]
+            spec = self._rounded or self._spec
+            workspace = self._served.workspace(spec, query.device, tokens, requests)
         return AttentionCall(
             spec=self._spec,
             query=query,
@@ -294,21 +334,22 @@ class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
             causal=metadata.causal,
             alibi_slopes=self.alibi_slopes,
             sinks=self.sinks,
+            workspace=workspace,
+            k_scale=scales.k_scale,
+            v_scale=scales.v_scale,
         )
 
-    def _compute_served(self, call: AttentionCall, num_rows: int, layer: str) -> None:
-        if self._rounded is None:
-            call = replace(call, workspace=self._served.workspace(call))
-            self._served.compute(call, layer)
-            return
-        dtype = self._rounded.dtype
+    def _compute_rounded(
+        self, call: AttentionCall, spec: AttentionSpec, num_rows: int, layer: str
+    ) -> None:
+        """The call with query and output rounded to what the implementation takes."""
         rounded = replace(
             call,
-            spec=self._rounded,
-            query=call.query.to(dtype),
-            output=torch.empty_like(call.output, dtype=dtype),
+            spec=spec,
+            query=call.query.to(spec.dtype),
+            output=torch.empty_like(call.output, dtype=spec.dtype),
         )
-        self._served.compute(replace(rounded, workspace=self._served.workspace(rounded)), layer)
+        self._served.compute(rounded, layer)
         call.output[:num_rows] = rounded.output[:num_rows]
 
     def _compute_reference(
@@ -318,8 +359,7 @@ class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
         value_cache: torch.Tensor,
         metadata: AnvilAttentionMetadata,
         output: torch.Tensor,
-        *,
-        block_size: int | None,
+        scales: Scales,
     ) -> None:
         """The reference, with a plan that layers of the same geometry share."""
         geometry = LayerGeometry(
@@ -327,7 +367,7 @@ class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
             self.num_kv_heads,
             max(key_cache.shape[3], value_cache.shape[3]),
             self.sliding_window,
-            block_size,
+            key_cache.shape[1],
         )
         paged_attention(
             query,
@@ -343,4 +383,6 @@ class AnvilAttentionImpl(AttentionImpl[AnvilAttentionMetadata]):
             sinks=self.sinks,
             sliding_window=self.sliding_window,
             plan=metadata.plan(geometry),
+            k_scale=scales.k_scale,
+            v_scale=scales.v_scale,
         )

@@ -79,4 +79,6 @@ native_attention = AttentionImplementation(
     function=attend,
     refuses=refuses,
     graph_support=GraphSupport.ALWAYS,
+    batch_invariant=True,
+    checks_blocks=True,
 )

@@ -102,6 +102,12 @@ def _longer_than_its_keys(arguments: Arguments) -> Arguments:
     return arguments | {"seq_lens": seq_lens}
 
 
+def _values_within_keys(arguments: Arguments) -> Arguments:
+    """As in multi-head latent attention, where a value is the first part of its key."""
+    keys, value_size = arguments["key_cache"], arguments["value_cache"].shape[3]
+    return arguments | {"value_cache": keys[..., :value_size]}
+
+
 def _without_keys(arguments: Arguments) -> Arguments:
     return arguments | {"seq_lens": torch.zeros_like(arguments["seq_lens"])}
 
@@ -141,6 +147,27 @@ def _cases() -> list[Case]:
         _case("block128", ((1, 300), (9, 140)), torch.bfloat16, block_size=128),
         *(_case(f"cache-{layout}", MIXED, layout=layout) for layout in ("LBNHC", "BHLNC")),
     ]
+    latents = [
+        _case(
+            f"latents{sizes[0]}-{name}",
+            lens,
+            dtype,
+            heads=(heads, 1),
+            sizes=sizes,
+            block_size=block_size,
+            kv_dtype=kv_dtype,
+            scales=(2.0, 2.0) if kv_dtype is torch.float8_e4m3fn else (1.0, 1.0),
+            change=_values_within_keys,
+        )
+        for name, lens, dtype, kv_dtype, heads, sizes, block_size in (
+            ("decode", DECODE, torch.bfloat16, None, 16, (576, 512), 16),
+            ("bfloat16-cache", DECODE, torch.float32, torch.bfloat16, 16, (576, 512), 64),
+            ("mixed", MIXED, torch.float16, None, 5, (288, 256), 16),
+            ("long", ((1, 700), (3, 300)), torch.float32, None, 4, (576, 512), 32),
+            ("odd", MIXED, torch.float32, None, 3, (7, 5), 3),
+            ("float8-cache", MIXED, torch.bfloat16, torch.float8_e4m3fn, 6, (80, 64), 16),
+        )
+    ]
     options = [
         _case("window1", MIXED, sliding_window=1),
         _case("window9", MIXED, torch.bfloat16, sliding_window=9, block_size=4),
@@ -161,6 +188,7 @@ def _cases() -> list[Case]:
         ),
         _case("float8-cache", MIXED, torch.bfloat16, kv_dtype=torch.float8_e4m3fn, scales=(0.5, 3)),
         _case("float8-e5m2-cache", DECODE, kv_dtype=torch.float8_e5m2, scales=(2, 0.25)),
+        _case("int8-cache", MIXED, torch.bfloat16, kv_dtype=torch.int8, scales=(0.5, 3)),
         _case("bfloat16-cache", MIXED, kv_dtype=torch.bfloat16),
     ]
     edges = [
@@ -185,7 +213,7 @@ def _cases() -> list[Case]:
             ("longer-than-its-blocks", _too_long),
         )
     ]
-    return plain + geometries + options + edges + refused
+    return plain + geometries + latents + options + edges + refused
 
 
 def allowed(expected: Tensor, dtype: torch.dtype, arguments: Arguments) -> Tensor:

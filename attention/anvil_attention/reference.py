@@ -38,8 +38,8 @@ def paged_attention(
     Args:
         query: [num_tokens, num_heads, head_size], float16, bfloat16, float32 or float64. May
             have more rows than `query_start_loc[-1]`; those are padding and are not read.
-        key_cache: [num_blocks, block_size, num_kv_heads, head_size], any strides and any
-            floating dtype, float8 included. `num_heads` is a multiple of `num_kv_heads`.
+        key_cache: [num_blocks, block_size, num_kv_heads, head_size], any strides, of any
+            floating dtype, float8 included, or int8. `num_heads` is a multiple of `num_kv_heads`.
         value_cache: [num_blocks, block_size, num_kv_heads, value_head_size], likewise.
         block_table: [num_reqs, max_blocks] int32 or int64. Entries beyond a request's length
             are never used, and neither is what the cache holds beyond it.

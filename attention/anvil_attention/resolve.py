@@ -22,20 +22,28 @@ from .reference_implementation import reference_attention
 ENTRY_POINT_GROUP = "vllm_anvil.attention_impls"
 
 
+def _native() -> Any:
+    return importlib.import_module("anvil_attention.native").native_attention
+
+
 def _triton() -> Any:
     return importlib.import_module("anvil_attention.triton_kernels").triton_attention
 
 
 # What comes with Anvil: names that need no module.
-OWN: dict[str, Callable[[], Any]] = {"reference": lambda: reference_attention, "triton": _triton}
+OWN: dict[str, Callable[[], Any]] = {
+    "native": _native,
+    "reference": lambda: reference_attention,
+    "triton": _triton,
+}
 
 
 def resolve(name: str) -> AttentionImplementation:
     """The implementation that `name` names.
 
     Args:
-        name: `reference` or `triton`; `module:function`, of a module that Python can import;
-            `path/to/file.py:function`; or the name of an entry point in the group
+        name: `native`, `reference` or `triton`; `module:function`, of a module that Python can
+            import; `path/to/file.py:function`; or the name of an entry point in the group
             `vllm_anvil.attention_impls`. A function may be an attribute of an object
             (`module:object.function`).
 

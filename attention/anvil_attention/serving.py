@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention that is served in this process: the reference, or what ANVIL_ATTENTION_IMPL names.
+"""The attention that is served in this process: the native kernels, or what ANVIL_ATTENTION_IMPL
+names.
 
 Anything but the reference is asked whether it takes a layer, and checked against the reference on
 small problems of that layer's geometry, before the engine starts; and what goes wrong in it later
@@ -20,6 +21,7 @@ from .reference_implementation import reference_attention
 from .resolve import resolve
 
 VARIABLE = "ANVIL_ATTENTION_IMPL"
+_REMEDY = f"Set {VARIABLE}=reference to serve with the reference"
 
 
 @dataclass(frozen=True)
@@ -37,21 +39,27 @@ class Served:
     def is_reference(self) -> bool:
         return self.implementation is reference_attention
 
+    @property
+    def reads_blindly(self) -> bool:
+        """Whether a block outside of the cache would have it read memory of others."""
+        return not (self.is_reference or self.implementation.checks_blocks)
+
     def message(self, problem: str) -> str:
         return f"{VARIABLE}={self.name}: {problem}"
 
     def refusal(self, spec: AttentionSpec) -> str | None:
         """Why it does not serve a layer, with the remedy; None where it does."""
         try:
-            reason = self.implementation.refuses(spec)
+            reason = self.implementation.refusal(spec)
         except Exception as error:
             reason = f"asking it failed with {type(error).__name__}: {error}"
         if reason is None:
             return None
-        return self.message(
-            f"it refuses a layer of this model: {reason}. Unset {VARIABLE} to serve with the "
-            "reference, or name another implementation"
-        )
+        if spec.batch_invariant and not self.implementation.batch_invariant:
+            remedy = "Unset VLLM_BATCH_INVARIANT, or name an implementation that is"
+        else:
+            remedy = f"{_REMEDY}, or name another implementation"
+        return self.message(f"it refuses a layer of this model: {reason}. {remedy}")
 
     def admit(
         self, specs: Sequence[AttentionSpec], device: torch.device, most_tokens: int, most_reqs: int
@@ -74,10 +82,11 @@ class Served:
         for spec in taken:
             if (spec, device) not in self._admitted:
                 self._check(spec, device)
-                self._workspace(spec, device, most_tokens, most_reqs)
+                self.workspace(spec, device, most_tokens, most_reqs)
                 self._admitted.add((spec, device))
 
     def _check(self, spec: AttentionSpec, device: torch.device) -> None:
+        from .invariance import verify_invariance
         from .verification import WrongAttentionError, verify
 
         # A model may be under construction around this, on a device and in a dtype of its own.
@@ -86,6 +95,8 @@ class Served:
         try:
             with torch.device("cpu"), torch.inference_mode():
                 verify(self.implementation, spec, device)
+                if spec.batch_invariant:
+                    verify_invariance(self.implementation, spec, device)
         except WrongAttentionError as error:
             raise ValueError(self.message(f"{error} ({_words(spec)})")) from None
         except Exception as error:
@@ -98,14 +109,10 @@ class Served:
         finally:
             torch.set_default_dtype(default)
 
-    def workspace(self, call: AttentionCall) -> torch.Tensor | None:
-        """Memory for a call, the same for all calls of a geometry on a device."""
-        tokens, requests = call.query.shape[0], call.seq_lens.shape[0]
-        return self._workspace(call.spec, call.query.device, tokens, requests)
-
-    def _workspace(
+    def workspace(
         self, spec: AttentionSpec, device: torch.device, most_tokens: int, most_reqs: int
     ) -> torch.Tensor | None:
+        """Memory for calls, the same for all calls of a geometry on a device."""
         size = int(self.implementation.workspace_bytes(spec, most_tokens, most_reqs))
         if size == 0:
             return None
@@ -116,15 +123,21 @@ class Served:
         return held
 
     def compute(self, call: AttentionCall, layer: str) -> None:
-        """Computes a layer's call. Raises RuntimeError, with the implementation's own exception as
-        its cause, when it fails."""
+        """Computes a layer's call.
+
+        Raises:
+            IndexError: the block table leads out of the cache, as far as the implementation says so
+                at once.
+            RuntimeError: it failed; the cause is its own exception.
+        """
         try:
             self.implementation(call)
         except Exception as error:
+            if isinstance(error, IndexError) and self.implementation.checks_blocks:
+                raise  # what it was asked to find, and no fault of its own
             raise RuntimeError(
                 self.message(
-                    f"it failed in layer {layer!r} with {type(error).__name__}: {error}. "
-                    f"Unset {VARIABLE} to serve with the reference"
+                    f"it failed in layer {layer!r} with {type(error).__name__}: {error}. {_REMEDY}"
                 )
             ) from error
 

@@ -64,8 +64,8 @@ def paged_attention(
     """Attention of each request's newest tokens over its keys in the cache.
 
     Arguments are those of `contract.AttentionCall`: query and output of float16, bfloat16 or
-    float32, caches of these or of float8. Sums and the softmax are float32; products are float32
-    on anvil and the CPU, and of the query's type on a GPU.
+    float32, caches of these, of float8 or int8. Sums and the softmax are float32; products are
+    float32 on anvil and the CPU, and of the query's type on a GPU.
 
     Raises:
         Unsupported: Triton does not compile for the query's device here, or not these dtypes.
@@ -160,7 +160,7 @@ def _reason_against(device: str, dtype: torch.dtype, kv_dtype: torch.dtype) -> s
         return f"the Triton attention does not know the device {device!r}"
     if dtype not in DTYPES:
         return f"the Triton attention takes queries of float16, bfloat16 or float32, not {dtype}"
-    if kv_dtype not in DTYPES + FLOAT8:
+    if kv_dtype not in (*DTYPES, *FLOAT8, torch.int8):
         return f"the Triton attention cannot read a cache of {kv_dtype}"
     try:
         import triton

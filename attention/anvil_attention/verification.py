@@ -24,7 +24,7 @@ from vllm_anvil.testing.layouts import Placed
 
 from .contract import AttentionCall, AttentionImplementation, AttentionSpec, Unsupported
 from .reference_implementation import reference_attention
-from .synthetic_batch import POISON, Request, make_call, poisoned
+from .synthetic_batch import APART, POISON, Request, make_call, poisoned
 
 
 class WrongAttentionError(RuntimeError):
@@ -131,6 +131,7 @@ def expected_output(host: AttentionCall) -> Tensor:
     precise = torch.float64 if work <= FLOAT64_UP_TO else torch.float32
     wide = dataclasses.replace(
         host,
+        spec=dataclasses.replace(spec, batch_invariant=False),
         query=host.query.to(precise),
         output=torch.zeros(host.output.shape, dtype=precise),
         workspace=None,
@@ -140,12 +141,16 @@ def expected_output(host: AttentionCall) -> Tensor:
 
 
 def check(
-    implementation: AttentionImplementation, placed: PlacedCall, expected: Tensor | None = None
+    implementation: AttentionImplementation,
+    placed: PlacedCall,
+    expected: Tensor | None = None,
+    least_norm: Tensor | None = None,
 ) -> Callable[[], None]:
     """Runs a call and compares. Returns what ran it, to be run again.
 
     Args:
         expected: of `expected_output`, computed here if None.
+        least_norm: as in `difference`.
 
     Raises:
         WrongAttentionError: it broke the contract.
@@ -154,7 +159,7 @@ def check(
         Exception: whatever the implementation raised.
     """
     call = placed.call
-    reason = implementation.refuses(call.spec)
+    reason = implementation.refusal(call.spec)
     if reason is not None:
         raise Unsupported(reason)
     check_block_table(call)
@@ -163,7 +168,7 @@ def check(
     run = bind(implementation, call)
     run()
     synchronise(call.query.device)
-    problem = _changed(placed) or wrong_values(placed, expected)
+    problem = _changed(placed) or wrong_values(placed, expected, least_norm)
     if problem is not None:
         raise WrongAttentionError(problem)
     return run
@@ -211,8 +216,16 @@ def small_calls(spec: AttentionSpec) -> Iterator[tuple[str, AttentionCall]]:
     if window is not None:
         longer = min(window + block // 2 + 3, LONGEST)
         batches["window"] = [Request(1, longer), Request(min(3, longer), longer)]
+    causal: dict[str, bool | list[bool]] = {}
+    if not spec.causal:
+        batches["not causal"] = [Request(n, n) for n in (block + 3, 1, 5)]
+        batches["attention to an encoder"] = [Request(1, 2 * block + 1), Request(4, 2)]
+        batches["causal or not"] = mixed
+        causal = {"not causal": False, "attention to an encoder": False}
+        causal["causal or not"] = [True, False, True, False]
+    layouts = ("LBHNC", "LBNHC", APART) if block == 1 else ("LBHNC", "LBNHC")
     for seed, (name, requests) in enumerate(batches.items()):
-        for layout in ("LBHNC", "LBNHC"):
+        for layout in layouts:
             padding = 3 if name == "mixed" else 0
             # Scales are the layer's way of reading a cache of smaller numbers.
             scaled = spec.kv_dtype.itemsize == 1 and name == "mixed"
@@ -224,34 +237,46 @@ def small_calls(spec: AttentionSpec) -> Iterator[tuple[str, AttentionCall]]:
                     seed=seed,
                     layout=layout,
                     padding=padding,
+                    causal=causal.get(name, True),
                     k_scale=0.5 if scaled else 1.0,
                     v_scale=2.0 if scaled else 1.0,
                 ),
             )
 
 
-def wrong_values(placed: PlacedCall, expected: Tensor) -> str | None:
+def wrong_values(
+    placed: PlacedCall, expected: Tensor, least_norm: Tensor | None = None
+) -> str | None:
     """What is wrong with the values of `placed.output`, or None.
 
     Args:
         expected: [rows of requests, num_heads, value_head_size] float64, on the CPU.
+        least_norm: as in `difference`.
     """
-    return difference(placed.output.view.detach().cpu()[: expected.shape[0]], expected)
+    actual = placed.output.view.detach().cpu()[: expected.shape[0]]
+    return difference(actual, expected, least_norm)
 
 
-def difference(actual: Tensor, expected: Tensor) -> str | None:
+def difference(actual: Tensor, expected: Tensor, least_norm: Tensor | None = None) -> str | None:
     """How results differ from what is expected beyond what their dtype allows, or None.
 
     Args:
         actual: [rows, num_heads, value_head_size], on the CPU.
         expected: the same in float64.
+        least_norm: [rows, num_heads] float64: errors are measured against a norm of at least that
+            much. For heads of few elements, which now and then cancel out to nearly nothing.
     """
     allowed = ALLOWED.get(actual.dtype, ALLOWED[torch.float32])
+    # What a row that its sink outweighs comes down to in float16 is as far off as its numbers lie
+    # apart, however small.
+    smallest = torch.finfo(actual.dtype).smallest_normal * torch.finfo(actual.dtype).eps
     actual = actual.double()
     if actual.numel() and bool(actual.isnan().all()):
         return "output was not written, or everything in it is NaN"
-    error = (actual - expected).abs().nan_to_num(torch.inf, torch.inf)
+    error = ((actual - expected).abs() - smallest).clamp_min(0).nan_to_num(torch.inf, torch.inf)
     norm = torch.linalg.vector_norm(expected, dim=-1, keepdim=True)
+    if least_norm is not None:
+        norm = torch.maximum(norm, least_norm.unsqueeze(-1))
     mean = norm / expected.shape[-1] ** 0.5
     # Rows that see no key are exactly 0; the smallest number keeps them comparable.
     bound = expected.abs() * allowed.element + mean * allowed.share + 1e-30
@@ -267,11 +292,13 @@ def difference(actual: Tensor, expected: Tensor) -> str | None:
             f"({int(too_far.sum())} of {error.numel()} elements are too far off)"
         )
     row = torch.linalg.vector_norm(error, dim=-1) / (norm.squeeze(-1) + 1e-30)
-    if row.numel() and float(row.max()) > allowed.row:
+    # In few elements roundings do not average out: in one, each may be at its largest.
+    most = allowed.row * (1 + 2 / expected.shape[-1])
+    if row.numel() and float(row.max()) > most:
         token, head = (int(i) for i in torch.unravel_index(row.argmax(), row.shape))
         return (
             f"wrong values: output[{token}, {head}] is off by {float(row.max()):.2%} as a whole; "
-            f"{allowed.row:.2%} is allowed"
+            f"{most:.2%} is allowed"
         )
     return None
 

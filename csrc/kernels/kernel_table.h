@@ -18,6 +18,7 @@
 #include "embedding/embedding_args.h"
 #include "gemm/linear_args.h"
 #include "norm/norm_args.h"
+#include "rotary/qk_norm_rotary_write_kv_cache_args.h"
 #include "rotary/rotary_args.h"
 #include "sampling/sampling_args.h"
 #include "softmax/softmax_args.h"
@@ -57,6 +58,10 @@ struct KernelTable {
 
   // Range over the tokens.
   void (*rotary_embedding)(const RotaryArgs& args, int64_t begin, int64_t end);
+
+  // Range over the tokens. Slots of two tokens as in write_kv_cache.
+  void (*qk_norm_rotary_write_kv_cache)(const QkNormRotaryWriteKvCacheArgs& args, int64_t begin,
+                                        int64_t end);
 
   // Range over the ids.
   void (*embedding)(const EmbeddingArgs& args, int64_t begin, int64_t end);

@@ -81,6 +81,8 @@ def _kernel(
 
 
 def _refuses(spec: AttentionSpec) -> str | None:
+    if not spec.causal:
+        return "only causal attention"
     if spec.has_alibi or spec.has_sinks or spec.logits_soft_cap is not None:
         return "it has no ALiBi, sinks or soft cap"
     if spec.head_size != spec.value_head_size:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     ANVIL_DEVICE_MEMORY: int | None
     ANVIL_ISA: str | None
     ANVIL_TRITON_OVERRIDES: bool
+    ANVIL_LAYER_FUSION: bool
     ANVIL_ATTENTION_IMPL: str
     ANVIL_RECORD: str | None
     ANVIL_RECORD_LIMIT: int
@@ -251,11 +252,21 @@ _ALL = (
         _flag,
     ),
     Variable(
+        "ANVIL_LAYER_FUSION",
+        "0 or 1",
+        True,
+        "1",
+        "With `0`, attention layers call the norms of queries and keys, the rotary embedding and "
+        "the write of keys and values one by one, instead of one op for all where a layer allows "
+        "it: for comparison and debugging. Results are the same bits either way.",
+        _flag,
+    ),
+    Variable(
         "ANVIL_ATTENTION_IMPL",
-        "`reference`, `triton`, module:function, path/to/file.py:function, or the name of an entry "
-        "point in the group vllm_anvil.attention_impls",
-        "reference",
-        "reference",
+        "`native`, `reference`, `triton`, module:function, path/to/file.py:function, or the name "
+        "of an entry point in the group vllm_anvil.attention_impls",
+        "native",
+        "native",
         "The attention that the engine serves with. Anything but `reference` is checked against "
         "it, for the geometry of each of the model's layers, before the engine starts "
         "(docs/howto/custom_attention.md).",

@@ -24,6 +24,7 @@ POINTEES = {
     torch.float32: "fp32",
     E4M3: "fp8e4nv",
     E5M2: "fp8e5",
+    torch.int8: "i8",
 }
 TABLES = ("block_table", "query_start_loc", "seq_lens")
 

@@ -165,7 +165,15 @@ def any_spec(draw: st.DrawFn, device: str = "cpu") -> AttentionSpec:
         block_size=draw(st.sampled_from([1, 2, 3, 16, 20])),
         dtype=dtype,
         kv_dtype=draw(
-            st.sampled_from([dtype, dtype, torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16])
+            st.sampled_from(
+                [
+                    *[dtype] * 3,
+                    torch.float8_e4m3fn,
+                    torch.float8_e5m2,
+                    torch.int8,
+                    torch.bfloat16,
+                ]
+            )
         ),
         scale=head_size**-0.5 * draw(st.sampled_from([1.0, 1.5])),
         sliding_window=draw(st.sampled_from([None, None, 1, 2, 7, 16, 100])),

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the backend tells the engine: every member, every refusal, and the shape of the cache."""
 
+import ast
 import inspect
 import math
+import textwrap
 from types import SimpleNamespace
 
 import pytest
 import torch
 from vllm.v1.attention.backend import (
     AttentionBackend,
-    AttentionCGSupport,
     AttentionImpl,
     AttentionImplBase,
     AttentionMetadataBuilder,
@@ -25,8 +26,10 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.worker.utils import allocate_kv_cache, select_common_block_size
 
+from anvil_attention import backend
 from anvil_attention.backend import AnvilAttentionBackend
-from anvil_attention.impl import AnvilAttentionImpl, split_kv_cache
+from anvil_attention.impl import AnvilAttentionImpl
+from anvil_attention.layer_cache import FLOAT8_CACHES, split_kv_cache
 from anvil_attention.metadata import AnvilAttentionMetadataBuilder
 
 # Why the base class's own version is right here.
@@ -45,7 +48,6 @@ BACKEND_INHERITED = {
     "supports_mm_prefix": "not implemented",
     "supports_per_head_quant_scales": "not implemented: no quantised cache",
     "supports_rswa": "not implemented",
-    "supports_batch_invariance": "not promised: padding to other requests' lengths changes sums",
     "supports_pcp": "reads the impl's flag: not implemented",
     "supports_dcp": "reads the impl's flag: not implemented",
     "supports_non_causal_dcp": "reads the builder's flag: not implemented",
@@ -87,11 +89,11 @@ IMPL_INHERITED = {
 }
 BUILDER_INHERITED = {
     "requires_block_table_width": "no tables are kept between steps",
-    "supports_draft_decode_metadata_update": "no graphs",
+    "supports_draft_decode_metadata_update": "no: the engine speculates without it, too",
     "_cudagraph_support": "not read: get_cudagraph_support asks the implementation",
-    "get_varlen_cudagraph_max_query_len": "None: no graphs",
+    "get_varlen_cudagraph_max_query_len": "None: ALWAYS says it, and less promises less",
     "_init_reorder_batch_threshold": "not called: no reordering",
-    "build_for_cudagraph_capture": "not asked for: no graphs",
+    "build_for_cudagraph_capture": "builds as for any other step, from the same buffers",
     "build_for_drafting": "builds as for any other step",
     "update_draft_decode_metadata": "not asked for: supports_draft_decode_metadata_update",
 }
@@ -152,11 +154,6 @@ def test_the_engine_finds_it_by_name() -> None:
     )
 
 
-def test_graphs_are_not_promised() -> None:
-    support = AnvilAttentionMetadataBuilder.get_cudagraph_support(None, None)
-    assert support is AttentionCGSupport.NEVER
-
-
 SUPPORTED = {
     "head_size": 64,
     "dtype": torch.bfloat16,
@@ -178,11 +175,13 @@ SUPPORTED = {
         {},
         *({"head_size": size} for size in (1, 40, 80, 576)),
         *({"dtype": dtype} for dtype in (torch.float16, torch.float32)),
-        *({"kv_cache_dtype": name} for name in (None, "float16", "bfloat16")),
+        *({"kv_cache_dtype": name} for name in (None, "float16", "bfloat16", *FLOAT8_CACHES)),
         *({"block_size": size} for size in (None, 1, 7, 128)),
         {"has_sink": True},
         {"has_sliding_window": True},
         {"use_non_causal": True},
+        {"use_batch_invariant": True},
+        {"use_adaptive_verification": True},
         *({"attn_type": kind} for kind in AttentionType),
     ],
 )
@@ -201,13 +200,14 @@ def test_what_is_supported(change: dict[str, object]) -> None:
             (
                 {"kv_cache_dtype": name},
                 f"kv_cache_dtype not supported (kv_cache_dtype={name}): "
-                "use --kv-cache-dtype auto, bfloat16 or float16",
+                "use --kv-cache-dtype auto, bfloat16, float16, fp8_e4m3 or fp8_e5m2",
             )
-            for name in ("fp8", "fp8_e5m2", "nvfp4", "int8_per_token_head", "turboquant_k8v4")
+            for name in ("fp8_ds_mla", "nvfp4", "int8_per_token_head", "turboquant_k8v4")
         ),
         (
             {"use_mla": True},
-            "MLA not supported (use_mla=True): set VLLM_MLA_DISABLE=1 to run the model without MLA",
+            "MLA not supported (use_mla=True): ANVIL_MLA serves such layers: "
+            "leave --attention-backend out",
         ),
         (
             {"use_sparse": True},
@@ -216,11 +216,9 @@ def test_what_is_supported(change: dict[str, object]) -> None:
         ({"use_mm_prefix": True}, "(use_mm_prefix=True)"),
         ({"use_per_head_quant_scales": True}, "(use_per_head_quant_scales=True)"),
         ({"use_rswa": True}, "(use_rswa=True)"),
-        ({"use_batch_invariant": True}, "unset VLLM_BATCH_INVARIANT"),
         ({"use_kv_connector": True}, "leave out --kv-transfer-config"),
         ({"use_pcp": True}, "use --prefill-context-parallel-size 1"),
         ({"use_dcp": True}, "use --decode-context-parallel-size 1"),
-        ({"use_adaptive_verification": True}, "turn adaptive verification off"),
     ],
 )
 def test_what_is_refused_and_why(change: dict[str, object], reason: str) -> None:
@@ -228,11 +226,57 @@ def test_what_is_refused_and_why(change: dict[str, object], reason: str) -> None
     assert reason in actual
 
 
+@pytest.mark.parametrize(
+    ("change", "remedy"),
+    [
+        ({"use_batch_invariant": True}, "unset VLLM_BATCH_INVARIANT"),
+        ({"use_adaptive_verification": True}, "turn adaptive verification off"),
+    ],
+)
+def test_what_the_reference_does_not_promise(
+    change: dict[str, object], remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANVIL_ATTENTION_IMPL", "reference")
+    [actual] = AnvilAttentionBackend.validate_configuration(**{**SUPPORTED, **change})
+    assert remedy in actual
+    assert actual.endswith("or use ANVIL_ATTENTION_IMPL=native")
+
+
+# Reasons of the engine's that cannot be ours, and so need no remedy.
+NEVER_GIVEN = {
+    "head_size not supported": "every size is",
+    "block_size not supported": "every size is",
+    "non-MLA not supported": "it is",
+    "non-sparse not supported": "it is",
+    "attention sinks not supported": "they are",
+    "sliding window not supported": "they are",
+    "non-causal attention not supported": "it is",
+    "attention type {attn_type} not supported": "all are",
+    "compute capability not supported": "the device has no such number",
+    "non-causal MLA attention with DCP not supported": "given beside those of MLA and of DCP",
+}
+
+
+def test_every_reason_of_the_engines_has_a_remedy_or_is_never_given() -> None:
+    source = textwrap.dedent(inspect.getsource(AttentionBackend.validate_configuration))
+    reasons = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "invalid_reasons.append":
+            [reason] = node.args
+            if isinstance(reason, ast.Name):  # supports_combination's, which is inherited
+                continue
+            text = ast.unparse(reason)
+            reasons.add(ast.literal_eval(text.removeprefix("f")))
+    assert len(reasons) > 15
+    assert reasons == set(backend._OPTION_OF_REASON) | set(NEVER_GIVEN)
+    assert set(backend._OPTION_OF_REASON) & set(NEVER_GIVEN) == set()
+
+
 def test_refusals_work_with_positional_arguments_and_add_up() -> None:
-    change = {"kv_cache_dtype": "fp8", "use_mla": True}
+    change = {"kv_cache_dtype": "nvfp4", "use_mla": True}
     reasons = AnvilAttentionBackend.validate_configuration(*{**SUPPORTED, **change}.values())
     assert len(reasons) == 2
-    assert "kv_cache_dtype=fp8" in reasons[0]
+    assert "kv_cache_dtype=nvfp4" in reasons[0]
 
 
 @pytest.mark.parametrize("block_size", [1, 7, 16, 48, 128])

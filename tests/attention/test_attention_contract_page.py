@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from pathlib import Path
@@ -21,10 +22,21 @@ def test_signature() -> None:
     assert set(re.split(r",\s*", parameters.strip())) == ARGUMENTS
 
 
+def explained(heading: str) -> set[str]:
+    """Names in the first column of the table under a heading row that begins so."""
+    _, _, table = PAGE.read_text().partition(heading)
+    rows = re.findall(r"^\| (`.*?) \|", table.partition("\n\n")[0], re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
 def test_every_argument_is_explained() -> None:
-    rows = re.findall(r"^\| (`.*?) \|", PAGE.read_text(), re.MULTILINE)
-    explained = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert explained == ARGUMENTS
+    assert explained("| Argument | Shape, dtype |") == ARGUMENTS
+
+
+def test_every_attribute_is_explained() -> None:
+    attributes = {field.name for field in dataclasses.fields(contract.AttentionImplementation)}
+    # The function itself; and what only adapters for comparisons have, explained with the cache.
+    assert explained("| Attribute | Default |") == attributes - {"function", "prepare"}
 
 
 def test_version() -> None:

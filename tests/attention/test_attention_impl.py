@@ -1,12 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """A layer over several steps, as the engine drives it, against attention over whole sequences."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from layer_steps import (
+    HEAD_SIZE,
+    HEADS,
+    KV_HEADS,
+    NUM_BLOCKS,
+    SCALE,
+    Sequences,
+    builder,
+    causal,
+    common_metadata,
+    dense,
+    everything,
+    layer,
+    vars_of,
+)
 from vllm.model_executor.layers.attention.chunked_local_attention import (
     create_chunked_local_attention_backend,
 )
@@ -14,124 +28,13 @@ from vllm.model_executor.layers.attention.cross_attention import create_cross_at
 from vllm.model_executor.layers.attention.encoder_only_attention import (
     create_encoder_only_attention_backend,
 )
-from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
-from vllm.v1.kv_cache_interface import CrossAttentionSpec, FullAttentionSpec
+from vllm.v1.attention.backend import AttentionType
+from vllm.v1.kv_cache_interface import CrossAttentionSpec
 
 from anvil_attention.backend import AnvilAttentionBackend
-from anvil_attention.impl import AnvilAttentionImpl
-from anvil_attention.metadata import (
-    AnvilAttentionMetadata,
-    AnvilAttentionMetadataBuilder,
-    LayerGeometry,
-)
+from anvil_attention.verification import difference
 
-HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE, NUM_BLOCKS = 6, 2, 16, 4, 40
-SCALE = HEAD_SIZE**-0.5
-SPEC = {
-    "block_size": BLOCK_SIZE,
-    "num_kv_heads": KV_HEADS,
-    "head_size": HEAD_SIZE,
-    "dtype": torch.float32,
-}
-Mask = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def causal(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    return key <= query
-
-
-def everything(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    return (key >= 0) & (query == query)
-
-
-def dense(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: Mask,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Attention of the last len(query) of len(key) tokens, in float64; [tokens, heads, size]."""
-    query, key, value = (t.double().transpose(0, 1) for t in (query, key, value))
-    key, value = (t.repeat_interleave(HEADS // KV_HEADS, 0) for t in (key, value))
-    positions = torch.arange(key.shape[1])
-    offset = key.shape[1] - query.shape[1]
-    visible = mask(torch.arange(query.shape[1])[:, None] + offset, positions[None, :])
-    logits = (query @ key.transpose(1, 2) * SCALE).masked_fill(~visible, float("-inf"))
-    if sinks is not None:
-        column = sinks.double().view(-1, 1, 1).expand(-1, query.shape[1], 1)
-        return (torch.cat([logits, column], -1).softmax(-1)[..., :-1] @ value).transpose(0, 1)
-    return (logits.softmax(-1) @ value).transpose(0, 1)
-
-
-def common_metadata(
-    lens: list[tuple[int, int]],
-    block_table: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    device: torch.device,
-    padded_reqs: int = 0,
-    padded_tokens: int = 0,
-    **changes: object,
-) -> CommonAttentionMetadata:
-    """As the engine's runner makes it for requests of (query_len, seq_len)."""
-    lens = lens + [(0, 0)] * padded_reqs
-    starts = torch.tensor(np.cumsum([0] + [q for q, _ in lens]), dtype=torch.int32)
-    seq_lens = torch.tensor([s for _, s in lens], dtype=torch.int32)
-    block_table = torch.nn.functional.pad(block_table, (0, 0, 0, padded_reqs))
-    slot_mapping = torch.nn.functional.pad(slot_mapping, (0, padded_tokens), value=-1)
-    return CommonAttentionMetadata(
-        query_start_loc=starts.to(device),
-        query_start_loc_cpu=starts,
-        seq_lens=seq_lens.to(device),
-        seq_lens_cpu_upper_bound=seq_lens,
-        num_reqs=len(lens),
-        num_actual_tokens=len(slot_mapping),
-        max_query_len=max(q for q, _ in lens),
-        max_seq_len=max(s for _, s in lens),
-        block_table_tensor=block_table.to(device),
-        slot_mapping=slot_mapping.to(device),
-        **changes,
-    )
-
-
-def builder(
-    device: torch.device,
-    cls: type[AnvilAttentionMetadataBuilder] = AnvilAttentionMetadataBuilder,
-    spec: type[FullAttentionSpec | CrossAttentionSpec] = FullAttentionSpec,
-    speculative: object = None,
-) -> AnvilAttentionMetadataBuilder:
-    return cls(spec(**SPEC), ["layer"], SimpleNamespace(speculative_config=speculative), device)
-
-
-def layer(**changes: object) -> AnvilAttentionImpl:
-    return AnvilAttentionImpl(HEADS, HEAD_SIZE, SCALE, KV_HEADS, **changes)
-
-
-class Sequences:
-    """Requests with all their tokens, and the block tables that they fill step by step."""
-
-    def __init__(self, lens: list[int], device: torch.device, dtype: torch.dtype) -> None:
-        generator = torch.Generator().manual_seed(0)
-
-        def normal(length: int, heads: int) -> torch.Tensor:
-            return torch.randn(length, heads, HEAD_SIZE, generator=generator).to(dtype)
-
-        self.device = device
-        self.query = [normal(length, HEADS) for length in lens]
-        self.key = [normal(length, KV_HEADS) for length in lens]
-        self.value = [normal(length, KV_HEADS) for length in lens]
-        free = iter((torch.randperm(NUM_BLOCKS - 1, generator=generator) + 1).tolist())
-        self.block_table = torch.full((len(lens), NUM_BLOCKS), 2**31 - 1, dtype=torch.int32)
-        for request, length in enumerate(lens):
-            for index in range(-(-length // BLOCK_SIZE)):
-                self.block_table[request, index] = next(free)
-        # As the engine allocates it in the layout LBHNC.
-        shape = (NUM_BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE)
-        self.cache = torch.full(shape, float("nan"), dtype=dtype, device=device)
-
-    def slots(self, request: int, tokens: range) -> list[int]:
-        table = self.block_table[request]
-        return [int(table[t // BLOCK_SIZE]) * BLOCK_SIZE + t % BLOCK_SIZE for t in tokens]
+pytestmark = pytest.mark.usefixtures("implementation")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -200,9 +103,8 @@ def test_prefill_then_decode_then_both(
                 for r, tokens in step.items()
             ]
         )
-        tolerance = {torch.float32: 1e-5, torch.float16: 2**-10, torch.bfloat16: 2**-7}[dtype]
-        actual = output.cpu().double()
-        torch.testing.assert_close(actual[: len(expected)], expected, rtol=tolerance, atol=1e-5)
+        actual = output.cpu()
+        assert difference(actual[: len(expected)], expected) is None
         assert bool((actual[len(expected) :] == 7.0).all())
 
 
@@ -220,6 +122,40 @@ def test_a_cache_of_another_dtype(device: torch.device) -> None:
     impl.forward(None, query, key, value, cache, metadata, output)
     rounded = [t[0].bfloat16().double() for t in (sequences.key, sequences.value)]
     expected = dense(sequences.query[0], *rounded, causal)
+    torch.testing.assert_close(output.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "triton"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("fp8", torch.float8_e4m3fn), ("fp8_e5m2", torch.float8_e5m2)],
+)
+def test_a_float8_cache_with_the_scales_of_its_layer(
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    implementation: str,
+    name: str,
+    dtype: torch.dtype,
+) -> None:
+    sequences = Sequences([9], device, torch.float32)
+    # As the engine allocates it: bytes.
+    cache = torch.zeros(sequences.cache.shape, dtype=torch.uint8, device=device)
+    slots = torch.tensor(sequences.slots(0, range(9)))
+    metadata = builder(device).build(
+        0, common_metadata([(9, 9)], sequences.block_table, slots, device)
+    )
+    monkeypatch.setenv("ANVIL_ATTENTION_IMPL", implementation)
+    impl = layer(kv_cache_dtype=name)
+    scales = SimpleNamespace(layer_name="layer", _k_scale_float=0.3, _v_scale_float=2.0)
+    query, key, value = (t[0].to(device) for t in (sequences.query, sequences.key, sequences.value))
+    impl.do_kv_cache_update(scales, key, value, cache, metadata.slot_mapping)
+    output = torch.empty_like(query)
+    impl.forward(scales, query, key, value, cache, metadata, output)
+    stored = [
+        (tensor[0] / scale).to(dtype).double() * scale
+        for tensor, scale in ((sequences.key, 0.3), (sequences.value, 2.0))
+    ]
+    expected = dense(sequences.query[0], *stored, causal)
     torch.testing.assert_close(output.cpu().double(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -266,10 +202,6 @@ def test_encoders_see_all_of_their_own_request(
     actual = output.cpu().double()
     torch.testing.assert_close(actual[: sum(lens)], expected, rtol=1e-5, atol=1e-5)
     assert bool((actual[sum(lens) :] == 7.0).all())
-
-
-def vars_of(sequences: Sequences) -> tuple[list[torch.Tensor], ...]:
-    return sequences.query, sequences.key, sequences.value
 
 
 def test_cross_attention_over_several_steps(device: torch.device) -> None:
@@ -345,65 +277,6 @@ def test_chunked_local_attention(device: torch.device) -> None:
     torch.testing.assert_close(output.cpu().double(), expected, rtol=1e-5, atol=1e-5)
 
 
-GEOMETRY = LayerGeometry(HEADS, KV_HEADS, HEAD_SIZE, None, BLOCK_SIZE)
-
-
-def small_batch(device: torch.device, **changes: object) -> CommonAttentionMetadata:
-    lens = [(2, 6), (1, 4)]
-    table = torch.tensor([[1, 2], [3, 0]], dtype=torch.int32)
-    return common_metadata(lens, table, torch.tensor([8, 9, 15]), device).replace(**changes)
-
-
-def test_lengths_come_from_the_host_where_those_are_exact(device: torch.device) -> None:
-    # A device copy that disagrees would show that it was read.
-    common = small_batch(device, seq_lens=torch.zeros(2, dtype=torch.int32, device=device))
-    assert builder(device).build(0, common).seq_lens_host == [6, 4]
-
-
-@pytest.mark.parametrize(
-    ("changes", "speculative"),
-    [
-        ({}, object()),
-        ({"seq_lens_cpu_upper_bound": None}, None),
-        # What a wrapping builder leaves that adds keys to every sequence on the device.
-        ({"max_seq_len": 7}, None),
-    ],
-)
-def test_lengths_come_from_the_device_where_the_host_has_bounds(
-    device: torch.device, changes: dict[str, object], speculative: object
-) -> None:
-    seq_lens = torch.tensor([5, 4], dtype=torch.int32, device=device)
-    common = small_batch(device, seq_lens=seq_lens, **changes)
-    metadata = builder(device, speculative=speculative).build(0, common)
-    assert metadata.seq_lens_host == [5, 4]
-
-
-def test_layers_of_one_geometry_share_a_plan(device: torch.device) -> None:
-    metadata = builder(device).build(0, small_batch(device))
-    assert metadata.plan(GEOMETRY) is metadata.plan(GEOMETRY)
-    other = LayerGeometry(HEADS, KV_HEADS, HEAD_SIZE, 2, BLOCK_SIZE)
-    assert metadata.plan(other) is not metadata.plan(GEOMETRY)
-
-
-def blocks_read(metadata: AnvilAttentionMetadata) -> set[int]:
-    plan = metadata.plan(GEOMETRY)
-    return {
-        int(block) for tile in plan.tiles for keys in tile.keys for block in keys.block.flatten()
-    }
-
-
-def test_another_group_uses_its_own_blocks(device: torch.device) -> None:
-    make = builder(device)
-    metadata = make.build(0, small_batch(device))
-    assert blocks_read(metadata) == {1, 2, 3}
-    table = torch.tensor([[7, 5], [9, 0]], dtype=torch.int32, device=device)
-    slots = torch.tensor([1, 2, 3], device=device)
-    other = make.update_block_table(metadata, table, slots)
-    assert blocks_read(other) == {7, 5, 9}
-    assert other.slot_mapping is slots
-    assert blocks_read(metadata) == {1, 2, 3}
-
-
 def test_a_profiling_run_computes_nothing(device: torch.device) -> None:
     query = torch.full((3, HEADS, HEAD_SIZE), float("nan"), device=device)
     output = torch.full_like(query, float("nan"))
@@ -415,7 +288,10 @@ def test_a_profiling_run_computes_nothing(device: torch.device) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"kv_cache_dtype": "fp8"}, NotImplementedError, "kv_cache_dtype='fp8'"),
+        *(
+            ({"kv_cache_dtype": name}, NotImplementedError, f"kv_cache_dtype='{name}'")
+            for name in ("int8_per_token_head", "nvfp4")
+        ),
         ({"use_alibi_sqrt": True}, NotImplementedError, "use_alibi_sqrt=True"),
         ({"chunk_lookback": 1, "block_m": 8}, NotImplementedError, "chunk_lookback=1, block_m=8"),
         ({"sinks": torch.zeros(HEADS + 1)}, ValueError, r"sinks must be \[6\]"),

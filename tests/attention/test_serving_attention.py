@@ -1,19 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An attention that ANVIL_ATTENTION_IMPL names: how it is found, checked and called."""
+"""An attention that ANVIL_ATTENTION_IMPL names: how it is checked and called."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Iterator
-from importlib.metadata import EntryPoint
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from served_step import (
+    BLOCK,
+    CPU,
+    FILE,
+    HEADS,
+    KV_HEADS,
+    SIZE,
+    SPEC,
+    Step,
+    engine_config,
+    serve,
+    serve_implementation,
+)
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
+from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
 
 from anvil_attention import backend, metadata, observers, resolve, serving
 from anvil_attention.contract import (
@@ -24,111 +34,8 @@ from anvil_attention.contract import (
     attention,
 )
 from anvil_attention.impl import AnvilAttentionImpl
-from anvil_attention.reference_implementation import reference_attention
 
-FILE = Path(__file__).with_name("user_attention.py")
-HEADS, KV_HEADS, SIZE, BLOCK = 4, 2, 16, 4
-SPEC = AttentionSpec(
-    HEADS, KV_HEADS, SIZE, SIZE, BLOCK, torch.float32, torch.float32, SIZE**-0.5, device="cpu"
-)
-CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def no_leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv(serving.VARIABLE, raising=False)
-    monkeypatch.setattr(serving, "_served", {})
-    yield
-    observers.set_observer(None)
-
-
-def serve(name: str, monkeypatch: pytest.MonkeyPatch) -> serving.Served:
-    monkeypatch.setenv(serving.VARIABLE, f"{FILE}:{name}")
-    return serving.served()
-
-
-# ---------------------------------------------------------------------- finding it
-
-
-def test_own_names() -> None:
-    assert resolve.resolve("reference") is reference_attention
-    assert serving.served().is_reference
-    assert serving.served() is serving.served()
-
-
-def test_function_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = resolve.resolve(f"{FILE}:right")
-    assert found.name == f"{FILE}:right"
-    monkeypatch.chdir(FILE.parent)
-    # However a file is named, it is imported once.
-    assert resolve.resolve("user_attention.py:right").function is found.function
-    assert resolve.resolve(f"{FILE}:refusing").name == "refusing"
-
-
-def test_function_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "users_module.py").write_text(
-        "class Kernels:\n    @staticmethod\n    def mine(**arguments): return None\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    found = resolve.resolve("users_module:Kernels.mine")
-    assert found.function is sys.modules["users_module"].Kernels.mine
-
-
-def test_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("theirs", "anvil_attention.reference_implementation:attend", "group")
-    broken = EntryPoint("broken", "no_such_module_at_all:f", "group")
-    monkeypatch.setattr(resolve, "entry_points", lambda group: [entry, broken])
-    assert resolve.resolve("theirs").function is reference_attention.function
-    with pytest.raises(ImportError, match="entry point broken = no_such_module_at_all:f"):
-        resolve.resolve("broken")
-    with pytest.raises(ValueError, match="Known names are reference, triton, broken, theirs"):
-        resolve.resolve("anothers")
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "message"),
-    [
-        ("no_such_module:f", ImportError, "there is no module 'no_such_module'. Put its folder"),
-        ("vllm_anvil.nothing:f", ImportError, "there is no module 'vllm_anvil.nothing'"),
-        ("/no/such/file.py:f", ImportError, "there is no file /no/such/file.py"),
-        (f"{FILE}:nothing", ValueError, "has no 'nothing'. It has .*right"),
-        (f"{FILE}:right.nothing", ValueError, "has no 'right.nothing'"),
-        (f"{FILE}:not_a_function", TypeError, "it is int, not a function"),
-        (f"{FILE}:of_another_version", ValueError, "version 0 of the attention contract"),
-        ("unknown", ValueError, "there is no attention 'unknown'. Known names are reference"),
-        (":f", ValueError, "names no attention"),
-        ("module:", ValueError, "names no attention"),
-    ],
-)
-def test_what_cannot_be_found(
-    name: str, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(error, match=message):
-        resolve.resolve(name)
-    monkeypatch.setenv(serving.VARIABLE, name)
-    with pytest.raises(ValueError, match=f"ANVIL_ATTENTION_IMPL={name}: .*{message}"):
-        serving.served()
-
-
-@pytest.mark.parametrize("place", ["breaking.py", "breaking"])
-def test_module_that_cannot_be_imported(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "breaking.py").write_text("import a_library_that_is_missing\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ImportError, match="importing .*breaking.* failed: ModuleNotFoundError"):
-        resolve.resolve(f"{place}:f")
-
-
-def test_adapters_for_the_benchmark_are_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    adapter = AttentionImplementation("adapter", print, prepare=lambda call: lambda: None)
-    monkeypatch.setattr(serving, "resolve", lambda name: adapter)
-    with pytest.raises(ValueError, match="it is an adapter for the benchmark"):
-        serving.served()
-
-
-# ---------------------------------------------------------------------- checking it
+pytestmark = pytest.mark.usefixtures("nothing_served_yet")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +52,10 @@ def test_adapters_for_the_benchmark_are_not_served(monkeypatch: pytest.MonkeyPat
         ("writes_padding", "rows of padding were written"),
         ("changes_the_cache", "key_cache was changed"),
         ("breaks", "failed with KeyError: 'something inside'"),
-        ("refusing", "it refuses a layer of this model: heads of 16 .* Unset ANVIL_ATTENTION_IMPL"),
+        (
+            "refusing",
+            "it refuses a layer of this model: heads of 16 .* Set ANVIL_ATTENTION_IMPL=ref",
+        ),
     ],
 )
 def test_wrong_implementations_are_told(
@@ -228,7 +138,17 @@ def test_backend_refuses_with_the_implementations_reason(monkeypatch: pytest.Mon
     [reason] = validate(**asked)
     assert reason.startswith(f"ANVIL_ATTENTION_IMPL={FILE}:refusing: it refuses")
     assert "heads of 96 are not its business" in reason
+    assert validate(**asked | {"attn_type": AttentionType.ENCODER_DECODER}) == [reason]
+    # The reference computes what it refuses of these.
     assert validate(**asked | {"attn_type": AttentionType.ENCODER_ONLY}) == []
+    causal_only = AttentionImplementation(
+        "causal only", print, refuses=lambda spec: None if spec.causal else "causal calls only"
+    )
+    serve_implementation(causal_only, monkeypatch)
+    assert validate(**asked) == []
+    for change in ({"attn_type": AttentionType.ENCODER_DECODER}, {"use_non_causal": True}):
+        assert "causal calls only" in validate(**asked | change)[0]
+    serve("refusing", monkeypatch)
     with pytest.raises(ValueError, match="heads of 80 are not its business"):
         backend.AnvilAttentionBackend.check_served(config)
 
@@ -236,45 +156,11 @@ def test_backend_refuses_with_the_implementations_reason(monkeypatch: pytest.Mon
 # ---------------------------------------------------------------------- calling it
 
 
-class Step:
-    """A prefill of 6 tokens and a decode at 9, with a row and a request of padding."""
-
-    def __init__(self, device: torch.device, kv_dtype: torch.dtype = torch.float32) -> None:
-        generator = torch.Generator().manual_seed(0)
-        shape = (12, KV_HEADS, BLOCK, 2 * SIZE)
-        self.cache = torch.randn(shape, generator=generator).to(device, kv_dtype)
-        self.query = torch.randn(8, HEADS, SIZE, generator=generator).to(device)
-        self.output = torch.full_like(self.query, 7.0)
-        self.table = torch.tensor([[3, 9, 99, 0], [7, 1, 5, -1], [99, -1, 0, 0]])
-
-    def metadata(self) -> metadata.AnvilAttentionMetadata:
-        def integers(values: Any) -> torch.Tensor:
-            return torch.as_tensor(values, dtype=torch.int32, device=self.query.device)
-
-        return metadata.AnvilAttentionMetadata(
-            num_actual_tokens=7,
-            max_query_len=6,
-            max_seq_len=9,
-            query_start_loc=integers([0, 6, 7, 7]),
-            seq_lens=integers([6, 9, 99]),
-            block_table=integers(self.table),
-            slot_mapping=torch.full((7,), -1, device=self.query.device),
-            causal=True,
-            query_start_loc_host=[0, 6, 7, 7],
-            seq_lens_host=[6, 9, 99],
-        )
-
-    def run(self, step: metadata.AnvilAttentionMetadata | None = None) -> torch.Tensor:
-        impl = AnvilAttentionImpl(HEADS, SIZE, SIZE**-0.5, KV_HEADS)
-        layer = SimpleNamespace(layer_name="model.layers.5.attn")
-        step = step or self.metadata()
-        impl.forward(layer, self.query, None, None, self.cache, step, self.output)
-        return self.output.cpu()
-
-
 @pytest.mark.parametrize(
     ("name", "kv_dtype", "tolerance"),
     [
+        ("native", torch.float32, 1e-5),
+        ("native", torch.bfloat16, 1e-5),
         ("right", torch.float32, 1e-5),
         ("right", torch.bfloat16, 1e-5),
         # Its query and result are rounded to the cache's dtype.
@@ -288,6 +174,7 @@ def test_served_implementation_equals_the_reference(
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    serve("reference", monkeypatch)
     expected = Step(device, kv_dtype).run()
     serve(name, monkeypatch)
     actual = Step(device, kv_dtype).run()
@@ -295,14 +182,14 @@ def test_served_implementation_equals_the_reference(
     assert bool((actual[7] == 7.0).all())
 
 
-@pytest.mark.parametrize("name", ["reference", "right"])
+@pytest.mark.parametrize("name", ["native", "reference", "right"])
 @pytest.mark.parametrize("block", [12, -1, 2**31 - 1])
 def test_block_outside_of_the_cache_is_refused(
     name: str, block: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[str] = []
-    if name != "reference":
-        served = serve(name, monkeypatch)
+    served = serve(name, monkeypatch)
+    if served.reads_blindly:
         monkeypatch.setattr(
             serving.Served, "compute", lambda self, call, layer: called.append(served.name)
         )
@@ -314,6 +201,8 @@ def test_block_outside_of_the_cache_is_refused(
     if device.type != "cpu":
         with contextlib.suppress(IndexError):  # what came after the first error
             torch.accelerator.synchronize()
+    if name == "native":
+        assert bool((step.output.cpu() == 7.0).all())
 
 
 def test_block_table_is_checked_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,6 +218,37 @@ def test_block_table_is_checked_once_a_step(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(checks) == 2
 
 
+def test_nothing_is_checked_or_waited_for_where_the_implementation_checks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    user = resolve.resolve(f"{FILE}:right").function
+    checking = AttentionImplementation("checking", user, checks_blocks=True)
+    serve_implementation(checking, monkeypatch)
+
+    def never(*arguments: Any) -> None:
+        raise AssertionError("asked for")
+
+    monkeypatch.setattr(torch.ops.anvil, "check_block_table", never)
+    monkeypatch.setattr(torch.accelerator, "current_stream", never)
+    Step(torch.device("anvil")).run()
+    serve("right", monkeypatch)
+    with pytest.raises(AssertionError, match="asked for"):
+        Step(torch.device("anvil")).run()
+
+
+def test_index_error_of_an_implementation_that_checks_is_the_batchs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def beyond(**arguments: Any) -> None:
+        raise IndexError("block 99")
+
+    for checks, error in ((True, IndexError), (False, RuntimeError)):
+        found = AttentionImplementation("it", beyond, checks_blocks=checks)
+        serve_implementation(found, monkeypatch)
+        with pytest.raises(error, match="block 99"):
+            Step(CPU).run()
+
+
 def test_failure_is_reported_as_the_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
     serve("breaks", monkeypatch)
     message = f"{FILE}:breaks: it failed in layer 'model.layers.5.attn' with KeyError"
@@ -337,21 +257,11 @@ def test_failure_is_reported_as_the_implementations(monkeypatch: pytest.MonkeyPa
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_encoders_keep_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve("breaks", monkeypatch)
-    impl = AnvilAttentionImpl(HEADS, SIZE, 1.0, KV_HEADS, attn_type=AttentionType.ENCODER_ONLY)
-    step = Step(CPU)
-    key = torch.randn(8, KV_HEADS, SIZE)
-    impl.forward(None, step.query, key, key, step.cache, step.metadata(), step.output)
-    assert bool((step.output[:7] != 7.0).all())
-
-
 @pytest.mark.parametrize("name", ["reference", "right"])
 def test_observer_sees_the_call_and_then_the_output(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name != "reference":
-        serve(name, monkeypatch)
+    serve(name, monkeypatch)
     seen: list[Any] = []
 
     def observer(layer: str, call: AttentionCall) -> Any:
@@ -367,6 +277,22 @@ def test_observer_sees_the_call_and_then_the_output(
     assert torch.equal(after, output)
 
 
+@pytest.mark.parametrize("asked", ["0", "1"])
+def test_engine_asks_for_batch_invariance(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[bool] = []
+
+    def told(*, batch_invariant: bool = False, **arguments: Any) -> None:
+        given.append(batch_invariant)
+
+    serve_implementation(AttentionImplementation("it", told, batch_invariant=True), monkeypatch)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", asked)
+    Step(CPU).run()
+    assert given == [asked == "1"]
+    assert backend.AnvilAttentionBackend.supports_batch_invariance()
+    serve("reference", monkeypatch)
+    assert not backend.AnvilAttentionBackend.supports_batch_invariance()
+
+
 def test_workspace_is_shared_by_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
     user = resolve.resolve(f"{FILE}:right").function
@@ -379,6 +305,7 @@ def test_workspace_is_shared_by_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "resolve", lambda name: counted)
     monkeypatch.setenv(serving.VARIABLE, "counted")
     serving.served().admit([SPEC], CPU, 32, 4)
+    assert serving.served().implementation is counted
     [held] = serving.served()._workspaces.values()
     assert held.numel() == 64 * 32 + 4
     given.clear()
@@ -401,25 +328,28 @@ def test_workspace_is_shared_by_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_graph_support_is_the_implementations(
     support: GraphSupport, expected: AttentionCGSupport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    serve_implementation(AttentionImplementation("it", print, graph_support=support), monkeypatch)
     builder = metadata.AnvilAttentionMetadataBuilder
-    assert builder.get_cudagraph_support(None, None) is AttentionCGSupport.NEVER
-    found = AttentionImplementation("it", print, graph_support=support)
-    monkeypatch.setattr(serving, "_served", {"it": serving.Served("it", found)})
-    monkeypatch.setenv(serving.VARIABLE, "it")
     assert builder.get_cudagraph_support(None, None) is expected
+    # Their block table is made anew in each step.
+    encoder = EncoderOnlyAttentionSpec(
+        block_size=BLOCK, num_kv_heads=KV_HEADS, head_size=SIZE, dtype=torch.float32
+    )
+    assert builder.get_cudagraph_support(None, encoder) is AttentionCGSupport.NEVER
+
+
+def test_graph_support_of_anvils_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = metadata.AnvilAttentionMetadataBuilder
+    for name, expected in (("native", "ALWAYS"), ("triton", "ALWAYS"), ("reference", "NEVER")):
+        serve(name, monkeypatch)
+        assert builder.get_cudagraph_support(None, None).name == expected
 
 
 def test_builder_admits_its_layers_as_they_are_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     serve("one_in_a_hundred", monkeypatch)
     impl = AnvilAttentionImpl(HEADS, SIZE, SIZE**-0.5, KV_HEADS)
-    config = SimpleNamespace(
-        speculative_config=None,
-        compilation_config=SimpleNamespace(
-            static_forward_context={"layer": SimpleNamespace(impl=impl, head_size_v=8)}
-        ),
-        model_config=SimpleNamespace(dtype=torch.float32),
-        scheduler_config=SimpleNamespace(max_num_batched_tokens=8, max_num_seqs=2),
-    )
+    layers = {"layer": SimpleNamespace(impl=impl, head_size_v=8)}
+    config = engine_config(compilation_config=SimpleNamespace(static_forward_context=layers))
     spec = SimpleNamespace(block_size=6)
     with pytest.raises(ValueError, match=r"wrong values.*blocks of 6"):
         metadata.AnvilAttentionMetadataBuilder(spec, ["layer"], config, CPU)

@@ -170,7 +170,7 @@ def _output(call: AttentionCall) -> torch.Tensor:
         ({"device": "meta"}, "does not know the device 'meta'"),
         ({"device": "cuda"}, "compiles for cpu in this process, not for cuda tensors"),
         ({"dtype": torch.float64}, "float16, bfloat16 or float32, not torch.float64"),
-        ({"kv_dtype": torch.int8}, "cannot read a cache of torch.int8"),
+        ({"kv_dtype": torch.int32}, "cannot read a cache of torch.int32"),
     ],
 )
 def test_what_is_refused_and_why(change: dict[str, object], message: str) -> None:

@@ -28,10 +28,13 @@ SPECS = [
     dataclasses.replace(SPEC, dtype=torch.bfloat16, kv_dtype=torch.bfloat16),
     dataclasses.replace(SPEC, dtype=torch.float16, kv_dtype=torch.float8_e5m2),
     dataclasses.replace(SPEC, dtype=torch.bfloat16, kv_dtype=torch.float8_e4m3fn),
+    dataclasses.replace(SPEC, dtype=torch.bfloat16, kv_dtype=torch.int8),
     dataclasses.replace(SPEC, num_heads=9, num_kv_heads=3, head_size=12, value_head_size=7),
     dataclasses.replace(SPEC, sliding_window=11, has_sinks=True),
     dataclasses.replace(SPEC, logits_soft_cap=3.0, has_alibi=True),
     dataclasses.replace(SPEC, block_size=1, num_kv_heads=1),
+    dataclasses.replace(SPEC, causal=False, sliding_window=3),
+    dataclasses.replace(SPEC, causal=False, block_size=1),
 ]
 
 
@@ -208,6 +211,46 @@ def test_one_part_in_a_hundred_is_noticed_in_every_dtype(dtype: torch.dtype) -> 
 def test_mistakes_on_the_device(function: Callable[..., Any]) -> None:
     with pytest.raises(WrongAttentionError):
         verify(_spoiled(function), SPEC, "anvil")
+
+
+def _always_causal(**a: Any) -> None:
+    attend(**a | {"causal": True})
+
+
+def _one_for_all(**a: Any) -> None:
+    causal = a["causal"]
+    attend(**a | {"causal": causal if isinstance(causal, bool) else bool(causal[0])})
+
+
+def _strides_of_keys_for_values(**a: Any) -> None:
+    keys, values = a["key_cache"], a["value_cache"]
+    same = values.as_strided(values.shape, keys.stride(), values.storage_offset())
+    attend(**a | {"value_cache": same})
+
+
+@pytest.mark.parametrize(
+    ("function", "change", "batch"),
+    [
+        (_always_causal, {"causal": False}, "not causal, cache LBHNC"),
+        (_one_for_all, {"causal": False}, "causal or not, cache LBHNC"),
+        (_strides_of_keys_for_values, {"block_size": 1}, "cache apart"),
+    ],
+)
+def test_what_shows_in_encoders_and_cross_attention_only(
+    function: Callable[..., Any], change: dict[str, Any], batch: str
+) -> None:
+    verify(_spoiled(function), SPEC, "cpu")
+    with pytest.raises(WrongAttentionError, match=rf"{batch}: (wrong values|.*NaN)"):
+        verify(_spoiled(function), dataclasses.replace(SPEC, **change), "cpu")
+
+
+def test_lengths_that_cannot_be() -> None:
+    for request in (Request(3, 2), Request(-1, 2)):
+        with pytest.raises(ValueError, match="a request cannot have"):
+            make_call(SPEC, [request], seed=0)
+    with pytest.raises(ValueError, match="a request cannot have"):
+        make_call(SPEC, [Request(3, 2), Request(3, 2)], seed=0, causal=[False, True])
+    assert make_call(SPEC, [Request(3, 2)], seed=0, causal=False).max_query_len == 3
 
 
 def test_returning_something_is_an_error() -> None:

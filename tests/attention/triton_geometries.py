@@ -48,6 +48,7 @@ GEOMETRIES = {
     ),
     "float8_e4m3": _spec((4, 2), (64, 64), 16, BRAIN, kv_dtype=E4M3),
     "float8_e5m2": _spec((4, 2), (64, 64), 16, FULL, kv_dtype=E5M2),
+    "int8": _spec((4, 2), (64, 64), 16, BRAIN, kv_dtype=torch.int8),
     "other_cache_dtype": _spec((4, 2), (16, 16), 16, FULL, kv_dtype=BRAIN),
 }
 # Causality that differs between requests is one more compilation of each.

@@ -4,8 +4,9 @@
 JOB: {"engine": arguments of vllm.LLM, "requests": [{"token_ids": [...], "params": {...}}, ...],
 "batches": lists of numbers of requests that run together, by default one of all}.
 RESULT: {"platform", "device_type", "runner", "has_triton", "sanitizer_reports",
-"outputs": [{"token_ids", "prompt_logprobs", "completions"}, ...]} in the order of the batches; the
-reports are this process's, so that they are the engine's where VLLM_ENABLE_V1_MULTIPROCESSING=0.
+"backends", "outputs": [{"token_ids", "cached", "prompt_logprobs", "completions"}, ...]} in the
+order of the batches; the reports and the names of the attention backends are this process's, so
+that they are the engine's where VLLM_ENABLE_V1_MULTIPROCESSING=0.
 A process of its own keeps engines apart; the environment chooses the platform.
 """
 
@@ -35,6 +36,7 @@ def described(output: Any) -> dict[str, Any]:
     given = output.prompt_logprobs or []
     return {
         "token_ids": list(output.outputs[0].token_ids),
+        "cached": output.num_cached_tokens,
         "prompt_logprobs": [
             entry[token].logprob
             for token, entry in zip(output.prompt_token_ids, given, strict=False)
@@ -54,6 +56,15 @@ def described(output: Any) -> dict[str, Any]:
             for one in output.outputs
         ],
     }
+
+
+def backends(llm: Any) -> list[str]:
+    """Names of the attention backends of an engine in this process."""
+    executor = getattr(llm.llm_engine, "model_executor", None)
+    if executor is None:
+        return []
+    groups = executor.driver_worker.worker.model_runner.attn_groups
+    return sorted({group.backend.get_name() for one in groups for group in one})
 
 
 def main(job_path: str, result_path: str) -> None:
@@ -77,6 +88,7 @@ def main(job_path: str, result_path: str) -> None:
         "device_type": current_platform.device_type,
         "runner": "v2" if llm.llm_engine.vllm_config.use_v2_model_runner else "v1",
         "has_triton": HAS_TRITON,
+        "backends": backends(llm),
         "outputs": outputs,
     }
     Path(result_path).write_text(json.dumps(result))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(engine_run: EngineRun, tiny_llama: Path, recorded: Path) -> dict[str, Any]:
+def served(
+    engine_run: EngineRun, tiny_llama: Path, recorded: Path, at_once: Callable[..., Any]
+) -> dict[str, Any]:
     """Reports of an engine with the reference, and of one with a user's attention that records."""
     engine = {
         "model": str(tiny_llama),
@@ -42,10 +46,15 @@ def served(engine_run: EngineRun, tiny_llama: Path, recorded: Path) -> dict[str,
         "ANVIL_RECORD_STEPS": "4",
         "ANVIL_RECORD_LAYERS": "1",
     }
-    return {
-        "reference": engine_run(engine, requests, **plain),
-        "users": engine_run(engine, requests, **plain, **users),
-    }
+    runs = at_once(
+        {
+            "reference": functools.partial(
+                engine_run, engine, requests, **plain, ANVIL_ATTENTION_IMPL="reference"
+            ),
+            "users": functools.partial(engine_run, engine, requests, **plain, **users),
+        }
+    )
+    return {name: run.result() for name, run in runs.items()}
 
 
 def test_same_tokens(served: dict[str, Any]) -> None:

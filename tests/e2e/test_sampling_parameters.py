@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import EngineRun
+from .conftest import EngineRun, Reference
 
 NEW_TOKENS = 12
 SCHEMA = {
@@ -59,7 +59,7 @@ def parameters(greedy: list[int], vocabulary: dict[str, int]) -> dict[str, dict[
 
 @pytest.fixture(scope="module")
 def results(
-    smollm2: Path, engine_run: EngineRun, chat_prompts: list[list[int]]
+    smollm2: Path, engine_run: EngineRun, reference: Reference
 ) -> dict[str, tuple[dict, dict]]:
     """By the name of the parameters: the output alone, and in the batch of all."""
     from transformers import AutoTokenizer
@@ -71,12 +71,9 @@ def results(
         "max_num_seqs": 64,
         "max_logprobs": -1,
     }
-    prompt = chat_prompts[4]
-    greedy = {"token_ids": prompt, "params": {"temperature": 0.0, "max_tokens": NEW_TOKENS}}
-    (first,) = engine_run(engine, [greedy])["outputs"]
+    prompt, greedy = reference.prompts[4], reference.tokens[4][:NEW_TOKENS]
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
-    words = {tokenizer.decode([token]): token for token in first["token_ids"]}
-    by_name = parameters(first["token_ids"], words)
+    by_name = parameters(greedy, {tokenizer.decode([token]): token for token in greedy})
     requests = [
         {"token_ids": prompt, "params": {"max_tokens": NEW_TOKENS, **params}}
         for params in by_name.values()
@@ -86,6 +83,7 @@ def results(
     report = engine_run(engine | {"seed": 0}, requests, batches=batches)
     assert report["runner"] == "v2" and report["has_triton"]
     outputs = report["outputs"]
+    assert outputs[list(by_name).index("greedy")]["token_ids"] == greedy
     return dict(zip(by_name, zip(outputs[:count], outputs[count:], strict=True), strict=True))
 
 

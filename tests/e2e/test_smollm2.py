@@ -21,8 +21,13 @@ MAX_DIVERGING = 2
 RUNNERS = {"v1": "0", "v2": "1"}
 
 
+ENGINES = [("float32", "v2"), ("bfloat16", "v2"), ("bfloat16", "v1")]
+
+
 @pytest.fixture(scope="module")
-def runs(smollm2: Path, engine_run: EngineRun, reference: Reference) -> Callable[[str, str], dict]:
+def runs(
+    smollm2: Path, engine_run: EngineRun, reference: Reference, at_once: Callable[..., Any]
+) -> Callable[[str, str], dict]:
     """`runs(dtype, runner)`: greedy generation for every prompt, then the reference's tokens
     teacher-forced."""
     greedy = {"temperature": 0.0, "max_tokens": NEW_TOKENS, "min_tokens": NEW_TOKENS}
@@ -33,7 +38,6 @@ def runs(smollm2: Path, engine_run: EngineRun, reference: Reference) -> Callable
         for prompt, tokens in zip(reference.prompts, reference.tokens, strict=True)
     ]
 
-    @functools.cache
     def run(dtype: str, runner: str) -> dict:
         engine = {
             "model": str(smollm2),
@@ -43,14 +47,11 @@ def runs(smollm2: Path, engine_run: EngineRun, reference: Reference) -> Callable
         }
         return engine_run(engine, requests, VLLM_USE_V2_MODEL_RUNNER=RUNNERS[runner])
 
-    return run
+    started = at_once({engine: functools.partial(run, *engine) for engine in ENGINES})
+    return lambda dtype, runner: started[dtype, runner].result()
 
 
-@pytest.fixture(
-    scope="module",
-    params=[("float32", "v2"), ("bfloat16", "v2"), ("bfloat16", "v1")],
-    ids="-".join,
-)
+@pytest.fixture(scope="module", params=ENGINES, ids="-".join)
 def run(request: Any, runs: Callable[[str, str], dict]) -> tuple[str, dict]:
     dtype, runner = request.param
     result = runs(dtype, runner)

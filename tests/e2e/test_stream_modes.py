@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +30,25 @@ def requests(chat_prompts: list[list[int]]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def run(engine_run: Callable[..., Any], smollm2: Path, requests: list[dict[str, Any]]) -> Any:
+def runs(
+    engine_run: Callable[..., Any],
+    smollm2: Path,
+    requests: list[dict[str, Any]],
+    at_once: Callable[..., Any],
+) -> Mapping[str, Future[dict[str, Any]]]:
+    """The engines' reports, by mode."""
+
     def run_mode(mode: str) -> dict[str, Any]:
         engine = {"model": str(smollm2), "max_model_len": 512, "max_num_seqs": 4}
         environment = OFF | {"ANVIL_SANITIZE": "0"} | MODES[mode]
         return engine_run(engine, requests, VLLM_ENABLE_V1_MULTIPROCESSING="0", **environment)
 
-    return run_mode
-
-
-@pytest.fixture(scope="module")
-def expected(run: Any) -> dict[str, Any]:
-    return run("asynchronous")
+    return at_once({mode: functools.partial(run_mode, mode) for mode in MODES})
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "asynchronous"])
-def test_same_tokens_and_logprobs(mode: str, run: Any, expected: dict[str, Any]) -> None:
-    result = run(mode)
+def test_same_tokens_and_logprobs(mode: str, runs: Mapping[str, Future[dict[str, Any]]]) -> None:
+    result = runs[mode].result()
     assert result["platform"] == "AnvilPlatform"
-    assert result["outputs"] == expected["outputs"]
+    assert result["outputs"] == runs["asynchronous"].result()["outputs"]
     assert result["sanitizer_reports"] == []

@@ -5,11 +5,15 @@ The instruction set is fixed when a process first uses a kernel, so each has a p
 the one that is active here is tested by this process.
 """
 
+import functools
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,14 +38,19 @@ def run(isa: str, *command: str) -> subprocess.CompletedProcess[str]:
 OTHERS = [isa for isa in torch.anvil.supported_isas() if isa != torch.anvil.active_isa()]
 
 
+# Schemas and aliasing marks do not depend on the instruction set.
+TESTS = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE))
+TESTS += ("--ignore", __file__, "-k", "not opcheck")
+
+
+@pytest.fixture(scope="module")
+def runs(at_once: Callable[..., Any]) -> Mapping[str, Future[subprocess.CompletedProcess[str]]]:
+    return at_once({isa: functools.partial(run, isa, *TESTS) for isa in OTHERS})
+
+
 @pytest.mark.parametrize("isa", OTHERS)
-def test_ops(isa: str) -> None:
-    # Schemas and aliasing marks do not depend on the instruction set.
-    child = run(
-        isa,
-        *["-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE)],
-        *["--ignore", __file__, "-k", "not opcheck"],
-    )
+def test_ops(isa: str, runs: Mapping[str, Future[subprocess.CompletedProcess[str]]]) -> None:
+    child = runs[isa].result()
     summary = child.stdout.strip().rsplit("\n", 1)[-1]
     assert child.returncode == 0, child.stdout + child.stderr
     assert re.search(r"\b[1-9]\d* passed", summary), summary

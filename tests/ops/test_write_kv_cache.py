@@ -132,6 +132,110 @@ def test_nothing_to_write(device: torch.device, slots: list[int]) -> None:
     check(device, torch.bfloat16, "contiguous", "tokens_then_heads", chosen, (2, 4, 2, 8))
 
 
+# What numbers are converted from, and to.
+FLOATS = [torch.float32, torch.bfloat16, torch.float16]
+FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+
+
+def all_sorts(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Numbers of every size that a cache may have to hold, and what are none."""
+    random = torch.Generator().manual_seed(5)
+    exponent = torch.randint(-24, 20, shape, generator=random)
+    values = torch.ldexp(torch.randn(shape, generator=random), exponent)
+    values.view(-1)[::13] = torch.round(values.view(-1)[::13])
+    odd = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 448.0, 464.0, -465.0, 2e6])
+    values.view(-1)[: len(odd)] = odd
+    values.view(-1)[-len(odd) :] = odd
+    return values.to(dtype)
+
+
+def converted(source: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    """Element by element from the definition: divided, clamped, cast by torch."""
+    quotient = source.float() / torch.tensor(scale, dtype=torch.float32)
+    if dtype == torch.int8:
+        return quotient.nan_to_num(nan=0.0).round().clamp(-128, 127).to(dtype)
+    if dtype in FLOAT8:
+        quotient = quotient.clamp(-LARGEST[dtype], LARGEST[dtype])
+    return quotient.to(dtype)
+
+
+def assert_same_numbers(actual: Tensor, expected: Tensor) -> None:
+    """Bit by bit, but any NaN will do."""
+    if expected.dtype.is_floating_point:
+        actual, expected = actual.double(), expected.double()
+        nan = expected.isnan()
+        assert torch.equal(actual.isnan(), nan)
+        actual, expected = (t.masked_fill(nan, 0).view(torch.int64) for t in (actual, expected))
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("layout", ["keys_and_values_in_a_row", "heads_then_tokens", "padded"])
+@pytest.mark.parametrize("cache_dtype", [*FLOATS, *FLOAT8, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_converts(
+    device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype, layout: str
+) -> None:
+    heads, head_size, blocks, block_size = 3, 43, 7, 4
+    slots = random_slots(23, blocks * block_size, skipped=4)
+    source_shape, source_views = SOURCES["fused_qkv"]
+    cache_shape, cache_views = CACHES[layout]
+    tokens = all_sorts(*source_shape(len(slots), heads, head_size), dtype=dtype)
+    expected = random_bytes(cache_shape(blocks, block_size, heads, head_size), cache_dtype, 2)
+    actual = expected.to(device, copy=True)
+    scales = {"k_scale": 0.07, "v_scale": 1.0 if dtype != cache_dtype else 3.0}
+    cache.write_kv_cache(
+        *source_views(tokens.to(device), heads, head_size),
+        *cache_views(actual, heads, head_size),
+        slots.to(device),
+        **scales,
+    )
+    views = zip(
+        source_views(tokens, heads, head_size),
+        cache_views(expected, heads, head_size),
+        scales.values(),
+        strict=True,
+    )
+    for source, wanted, scale in views:
+        for token, slot in enumerate(slots.tolist()):
+            if slot >= 0:
+                row = converted(source[token], cache_dtype, scale)
+                wanted[slot // block_size, slot % block_size].copy_(row)
+    assert_same_numbers(actual.cpu(), expected)
+
+
+@pytest.mark.parametrize("cache_dtype", [*FLOAT8, torch.int8], ids=str)
+def test_the_reference_converts_alike(cache_dtype: torch.dtype) -> None:
+    key = all_sorts(8, 2, 40, dtype=torch.bfloat16)
+    caches = [random_bytes((2, 4, 2, 40), cache_dtype, seed).clone() for seed in (1, 2)]
+    slots = torch.arange(8)
+    cache_reference.write_kv_cache(key, key, *caches, slots, k_scale=0.07)
+    for actual, scale in zip(caches, (0.07, 1.0), strict=True):
+        assert_same_numbers(actual.view(8, 2, 40), converted(key, cache_dtype, scale))
+
+
+@pytest.mark.parametrize("slots", [[], [-1, -5]])
+def test_nothing_to_convert(device: torch.device, slots: list[int]) -> None:
+    key = torch.ones(len(slots), 2, 16, device=device)
+    caches = [random_bytes((2, 4, 2, 16), torch.int8, seed).to(device) for seed in (1, 2)]
+    before = [one.cpu() for one in caches]
+    chosen = torch.tensor(slots, dtype=torch.int64, device=device)
+    cache.write_kv_cache(key, key, *caches, chosen, k_scale=0.5)
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(caches, before, strict=True))
+
+
+def test_one_side_may_be_converted_and_the_other_copied(device: torch.device) -> None:
+    arguments = make_arguments(device)
+    value = random_bytes((6, 2, 16), torch.float8_e4m3fn, 1)
+    value_cache = torch.zeros(4, 8, 2, 16, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    arguments |= {"value": value.to(device), "value_cache": value_cache.to(device)}
+    cache.write_kv_cache(**arguments, k_scale=0.5)
+    slot = int(arguments["slot_mapping"][2])
+    written = [arguments[n].cpu()[slot // 8, slot % 8] for n in ("key_cache", "value_cache")]
+    assert_same_numbers(written[0], converted(arguments["key"][2].cpu(), torch.bfloat16, 0.5))
+    assert torch.equal(written[1].view(torch.uint8), value[2].view(torch.uint8))
+
+
 def make_arguments(device: torch.device, tokens: int = 6) -> dict[str, Any]:
     buffers = [
         random_bytes((4, 8, 2, 16), torch.bfloat16, 3),
@@ -189,9 +293,29 @@ REFUSALS = {
         lambda a: a | {"value": a["value"][:3]},
         (ValueError, "the number of tokens of value must be at least 6, but is 3"),
     ),
-    "another type than the cache's": (
-        lambda a: a | {"value": a["value"].float()},
-        (TypeError, "value_cache is BFloat16 but value is Float; .* convert first"),
+    "a type that is not converted": (
+        lambda a: a | {"value": a["value"].int()},
+        (TypeError, "value_cache is BFloat16 but value is Int; .* convert first"),
+    ),
+    "a cache that nothing is converted to": (
+        lambda a: a | {"key_cache": a["key_cache"].double()},
+        (TypeError, "key_cache is Double but key is BFloat16; .* convert first"),
+    ),
+    "a scale of zero": (
+        lambda a: a | {"k_scale": 0.0},
+        (ValueError, "k_scale must be a positive float32, but is 0"),
+    ),
+    "a scale below float32": (
+        lambda a: a | {"v_scale": 1e-60},
+        (ValueError, "v_scale must be a positive float32, but is 1e-60"),
+    ),
+    "a scale that is no number": (
+        lambda a: a | {"v_scale": float("nan")},
+        (ValueError, "v_scale must be a positive float32, but is nan"),
+    ),
+    "a scale for bytes": (
+        lambda a: a | {n: a[n].view(torch.uint8) for n in ("key", "key_cache")} | {"k_scale": 0.5},
+        (TypeError, "k_scale is 0.5, but key is Byte like the cache, .* or a scale of 1"),
     ),
     "elements of 8 bytes": (
         lambda a: a | {"key": a["key"].double(), "key_cache": a["key_cache"].double()},
@@ -232,7 +356,7 @@ REFUSALS = {
 def test_refuses(device: torch.device, case: str) -> None:
     change, (error, message) = REFUSALS[case]
     arguments = change(make_arguments(device))
-    before = {n: t.cpu().clone() for n, t in arguments.items()}
+    before = {n: t.cpu().clone() for n, t in arguments.items() if isinstance(t, Tensor)}
     with pytest.raises(error, match="anvil::write_kv_cache: " + message):
         cache.write_kv_cache(**arguments)
         torch.anvil.synchronize()  # what depends on values is reported by the next wait
@@ -253,6 +377,9 @@ def test_refuses_mixed_devices() -> None:
 def test_opcheck(device: torch.device) -> None:
     arguments = make_arguments(device)
     torch.library.opcheck(torch.ops.anvil.write_kv_cache.default, (), arguments)
+    bytes_of = {n: torch.zeros(4, 8, 2, 16, dtype=torch.int8) for n in ("key_cache", "value_cache")}
+    quantising = arguments | {n: t.to(device) for n, t in bytes_of.items()} | {"k_scale": 0.5}
+    torch.library.opcheck(torch.ops.anvil.write_kv_cache.default, (), quantising)
     arguments["key_cache"] = (
         torch.zeros(4, 2, 8, 16, dtype=torch.bfloat16).to(device).transpose(1, 2)
     )

@@ -79,11 +79,18 @@ def test_a_slot_past_the_end_is_refused_before_anything_is_written(beyond: int) 
     assert torch.equal(memory.view(torch.uint8), before.view(torch.uint8))
 
 
-def test_another_dtype_than_the_caches_is_refused() -> None:
+def test_what_is_not_converted_is_refused() -> None:
     cache, _ = make_cache((0, 1, 2), 6, torch.bfloat16, 1)
-    key = torch.zeros(1, HEADS, 6)
-    with pytest.raises(TypeError, match="key_cache is torch.bfloat16 but key is torch.float32"):
+    key = torch.zeros(1, HEADS, 6, dtype=torch.int32)
+    with pytest.raises(TypeError, match="key_cache is torch.bfloat16 but key is torch.int32"):
         write_kv_cache(key, key.bfloat16(), cache, cache, torch.tensor([0]))
+    with pytest.raises(TypeError, match=r"v_scale is 0.5, but value is torch.uint8 like the cache"):
+        byte = cache.to(torch.uint8)
+        write_kv_cache(
+            key.float(), key.to(torch.uint8), cache, byte, torch.tensor([0]), v_scale=0.5
+        )
+    with pytest.raises(ValueError, match="k_scale must be a positive number, but is 0"):
+        write_kv_cache(key, key, cache, cache, torch.tensor([0]), k_scale=0)
 
 
 def test_tensors_of_the_device(device: torch.device) -> None:

@@ -126,6 +126,7 @@ def attention_paths(platform: Any) -> dict[str, str]:
         "by name": ask("ANVIL_ATTN"),
         "another": ask("FLASH_ATTN"),
         "mla": ask(None, use_mla=True),
+        "sparse": ask(None, use_mla=True, use_sparse=True),
     }
 
 
@@ -203,8 +204,8 @@ def attend() -> float:
         block_table=table,
         slot_mapping=slot_mapping[:1],
         causal=True,
-        query_start_loc_host=[0, 1],
-        seq_lens_host=[length],
+        query_start_loc_cpu=torch.tensor([0, 1]),
+        seq_lens_cpu=torch.tensor([length]),
     )
     impl.forward(torch.nn.Module(), query, None, None, cache, metadata, output)
     keys, values = (t[:length].repeat_interleave(2, dim=1).double() for t in (key, value))
@@ -219,7 +220,7 @@ def refusals(model: str) -> dict[str, str]:
 
     asked: dict[str, dict[str, Any]] = {
         "--enable-lora": {"enable_lora": True},
-        "--kv-cache-dtype": {"kv_cache_dtype": "fp8"},
+        "--kv-cache-dtype": {"kv_cache_dtype": "int8_per_token_head"},
         "--kv-offloading-size": {"kv_offloading_size": 1.0},
         "--speculative-config": {
             "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}

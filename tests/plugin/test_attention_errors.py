@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +27,14 @@ if __name__ == "__main__":
 """
 
 
-def serve(python: Any, tmp_path: Path, model: Path, name: str) -> str:
+def serve(python: Any, folder: Path, model: Path, name: str) -> str:
     """What a program says that serves a short prompt and a longer one with this attention. It must
     end by itself, with status 1, and leave no process behind."""
-    program, log = tmp_path / "serve.py", tmp_path / "log"
+    program, log = folder / "serve.py", folder / "log"
     program.write_text(SERVE)
     options = {"model": str(model), "max_model_len": 128, "max_num_seqs": 2}
-    process = python.start(str(program), json.dumps(options), log=log, ANVIL_ATTENTION_IMPL=name)
+    environ = python.BESIDE_OTHERS | {"ANVIL_ATTENTION_IMPL": name}
+    process = python.start(str(program), json.dumps(options), log=log, **environ)
     try:
         process.wait(timeout=180)
     finally:
@@ -39,6 +43,28 @@ def serve(python: Any, tmp_path: Path, model: Path, name: str) -> str:
     assert process.returncode == 1, said
     assert python.left_behind(process.pid) == []
     return said
+
+
+BREAKS = f"{USERS}:breaks_on_long_sequences"
+
+
+@pytest.fixture(scope="module")
+def served(
+    request: pytest.FixtureRequest,
+    python: Any,
+    tiny_model: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    at_once: Callable[..., Any],
+) -> Mapping[str, Future[str]]:
+    """What programs say that serve with the attention of each test that is run, by its name."""
+
+    def run(name: str) -> str:
+        return serve(python, tmp_path_factory.mktemp("serve"), tiny_model, name)
+
+    tests = [item for item in request.session.items if item.path == Path(__file__)]
+    names = [getattr(test, "callspec", None) for test in tests]
+    wanted = {BREAKS if spec is None else spec.params["name"] for spec in names}
+    return at_once({name: functools.partial(run, name) for name in sorted(wanted)})
 
 
 @pytest.mark.parametrize(
@@ -54,9 +80,9 @@ def serve(python: Any, tmp_path: Path, model: Path, name: str) -> str:
     ],
 )
 def test_refused_before_any_process_is_started(
-    python: Any, tmp_path: Path, tiny_model: Path, name: str, message: str
+    served: Mapping[str, Future[str]], name: str, message: str
 ) -> None:
-    said = serve(python, tmp_path, tiny_model, name)
+    said = served[name].result()
     [line] = [line for line in said.splitlines() if "ANVIL_ATTENTION_IMPL=" in line]
     assert f"ANVIL_ATTENTION_IMPL={name}: " in line
     assert message in line
@@ -68,29 +94,29 @@ def test_refused_before_any_process_is_started(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("one_in_a_hundred", "wrong values: output["),
-        pytest.param("wrong_shape", "output became [1, ", marks=pytest.mark.slow),
+        (f"{USERS}:one_in_a_hundred", "wrong values: output["),
+        pytest.param(f"{USERS}:wrong_shape", "output became [1, ", marks=pytest.mark.slow),
         pytest.param(
-            "wrong_dtype", "on a small problem it failed with RuntimeError", marks=pytest.mark.slow
+            f"{USERS}:wrong_dtype",
+            "on a small problem it failed with RuntimeError",
+            marks=pytest.mark.slow,
         ),
     ],
 )
-def test_wrong_before_it_serves(
-    python: Any, tmp_path: Path, tiny_model: Path, name: str, message: str
-) -> None:
-    said = serve(python, tmp_path, tiny_model, f"{USERS}:{name}")
-    lines = [line for line in said.splitlines() if f"ANVIL_ATTENTION_IMPL={USERS}:{name}: " in line]
+def test_wrong_before_it_serves(served: Mapping[str, Future[str]], name: str, message: str) -> None:
+    said = served[name].result()
+    lines = [line for line in said.splitlines() if f"ANVIL_ATTENTION_IMPL={name}: " in line]
     assert lines, said
     assert all(message in line for line in lines), lines
     assert "STARTED" not in said
 
 
-def test_failure_while_serving(python: Any, tmp_path: Path, tiny_model: Path) -> None:
-    said = serve(python, tmp_path, tiny_model, f"{USERS}:breaks_on_long_sequences")
+def test_failure_while_serving(served: Mapping[str, Future[str]]) -> None:
+    said = served[BREAKS].result()
     # What does not bring it out was served, what does was not.
     assert said.count("SERVED") == 1, said
     assert (
-        f"ANVIL_ATTENTION_IMPL={USERS}:breaks_on_long_sequences: it failed in layer "
+        f"ANVIL_ATTENTION_IMPL={BREAKS}: it failed in layer "
         "'model.layers.0.self_attn.attn' with KeyError: 'something inside'"
     ) in said
     # Where it happened, in the user's own file, and what became of the request.

@@ -76,7 +76,6 @@ PLATFORM_INHERITED_ON_PURPOSE = {
     # Attention.
     "get_supported_vit_attn_backends": "TORCH_SDPA, which runs on the device",
     "get_vit_attn_backend": "TORCH_SDPA, which runs on the device",
-    "get_mla_prefill_backend_cls": NOT_ASKED,
     # KV cache: block sizes come from the attention backend.
     "update_block_size_for_backend": ENGINE,
     "_find_non_ssm_backends": ENGINE,

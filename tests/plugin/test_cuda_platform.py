@@ -64,8 +64,9 @@ def test_attention_is_ours_or_refused(report: dict[str, Any]) -> None:
     assert attention["plain"] == "anvil_attention.backend.AnvilAttentionBackend"
     assert attention["by name"] == attention["plain"]
     assert "FLASH_ATTN does not run on the CUDA reference path" in attention["another"]
-    assert attention["mla"].startswith("refused: The CUDA reference path's attention backend")
-    assert "VLLM_MLA_DISABLE=1" in attention["mla"]
+    assert attention["mla"] == "anvil_attention.mla_backend.AnvilMLABackend"
+    assert attention["sparse"].startswith("refused: The CUDA reference path's attention backend")
+    assert "models with sparse attention cannot run here" in attention["sparse"]
 
 
 def test_layers_run_by_the_references(report: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -11,6 +12,8 @@ import socket
 import subprocess
 import time
 import urllib.request
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +49,34 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(scope="module")
-def report(tiny_model: Path, python: Any) -> dict[str, Any]:
+def engines(
+    tiny_model: Path,
+    python: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+    at_once: Callable[..., Any],
+) -> Mapping[str, Future[Any]]:
+    """What the engines of this module give, by where they run."""
+    calls = {
+        "own process": functools.partial(generate, options={}, **python.BESIDE_OTHERS),
+        "child": lambda python, folder, model: report_of(python, model),
+        "server": serve,
+    }
+    return at_once(
+        {
+            name: functools.partial(call, python, tmp_path_factory.mktemp("engine"), tiny_model)
+            for name, call in calls.items()
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def report(engines: Mapping[str, Future[Any]]) -> dict[str, Any]:
+    return engines["child"].result()
+
+
+def report_of(python: Any, model: Path) -> dict[str, Any]:
     program = Path(__file__).with_name("engine_report.py")
-    result = python.run(str(program), str(tiny_model))
+    result = python.run(str(program), str(model), **python.BESIDE_OTHERS)
     assert result.returncode == 0, result.stdout + result.stderr
     line = next(x for x in result.stdout.splitlines() if x.startswith("REPORT "))
     return {**json.loads(line.removeprefix("REPORT ")), "log": result.stdout + result.stderr}
@@ -129,14 +157,14 @@ def test_shutdown_gives_the_memory_back(report: dict[str, Any]) -> None:
 
 
 def generate(
-    python: Any, tmp_path: Path, model: Path, options: dict[str, Any], **environ: str
+    python: Any, folder: Path, model: Path, options: dict[str, Any], **environ: str
 ) -> tuple[list[list[int]], str]:
     """Tokens and log of a program whose engine runs in processes of its own.
 
     The engine must end when `LLM` goes out of scope and the program then by itself, with nothing
     left behind.
     """
-    program, log = tmp_path / "generate.py", tmp_path / "log"
+    program, log = folder / "generate.py", folder / "log"
     program.write_text(GENERATE)
     process = python.start(str(program), str(model), json.dumps(options), log=log, **environ)
     try:
@@ -152,9 +180,9 @@ def generate(
 
 
 def test_engine_in_its_own_process(
-    tiny_model: Path, tmp_path: Path, python: Any, report: dict[str, Any]
+    engines: Mapping[str, Future[Any]], report: dict[str, Any]
 ) -> None:
-    tokens, said = generate(python, tmp_path, tiny_model, {})
+    tokens, said = engines["own process"].result()
     assert tokens == report["first"]
     assert "EngineCore" in said
 
@@ -172,21 +200,26 @@ def test_one_model_on_two_devices(tiny_model: Path, tmp_path: Path, python: Any)
         assert f"AnvilWorker on device={device}" in said
 
 
-def test_served(tiny_model: Path, tmp_path: Path, python: Any, report: dict[str, Any]) -> None:
-    """One completion over HTTP, and SIGTERM ends the server and its engine."""
-    port, log = free_port(), tmp_path / "log"
+def test_served(engines: Mapping[str, Future[Any]], report: dict[str, Any]) -> None:
+    assert engines["server"].result() == report["first"][1]
+
+
+def serve(python: Any, folder: Path, model: Path) -> list[int]:
+    """The tokens of one completion over HTTP. SIGTERM must end the server and its engine."""
+    port, log = free_port(), folder / "log"
     server = python.start(
         "-m",
         "vllm.entrypoints.cli.main",
         "serve",
-        str(tiny_model),
+        str(model),
         *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "256"),
         log=log,
+        **python.BESIDE_OTHERS,
     )
     try:
         wait_until_ready(server, port, log)
         body = {
-            "model": str(tiny_model),
+            "model": str(model),
             "prompt": [(i * 7 + 5) % 250 + 2 for i in range(5)],
             "max_tokens": 8,
             "temperature": 0,
@@ -200,11 +233,10 @@ def test_served(tiny_model: Path, tmp_path: Path, python: Any, report: dict[str,
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
             choice = json.load(answer)["choices"][0]
-        assert choice["token_ids"] == report["first"][1]
-
         server.send_signal(signal.SIGTERM)
         server.wait(timeout=10)
         assert python.left_behind(server.pid) == []
+        return choice["token_ids"]
     finally:
         for pid in python.processes_of(server.pid):
             os.kill(pid, signal.SIGKILL)

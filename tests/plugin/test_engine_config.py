@@ -104,8 +104,12 @@ CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
         ({"kv_offloading_size": 1.0}, "--kv-offloading-size"),
         ({"cpu_offload_gb": 1.0}, "--cpu-offload-gb"),
         ({"offload_group_size": 2, "offload_num_in_group": 1}, "--offload-group-size"),
-        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
+        ({"kv_cache_dtype": "nvfp4"}, "--kv-cache-dtype"),
         ({"kv_cache_dtype": "int8_per_token_head"}, "--kv-cache-dtype"),
+        (
+            {"attention_config": {"mla_prefill_backend": "FLASH_ATTN"}},
+            "--attention-config.mla_prefill_backend",
+        ),
         ({"enable_dbo": True}, "--enable-dbo"),
         ({"tensor_parallel_size": 2}, "ANVIL_DEVICES=2"),
         ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
@@ -121,8 +125,8 @@ def test_refused_by_name(configure: Any, options: dict[str, Any], named: str) ->
         configure(**options)
 
 
-@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16"])
-def test_unquantised_caches_are_accepted(configure: Any, dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"])
+def test_caches_that_are_accepted(configure: Any, dtype: str) -> None:
     assert configure(kv_cache_dtype=dtype).cache_config.cache_dtype == dtype
 
 

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import subprocess
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +23,27 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("ANVIL_DEVICES", "0"),
-        ("ANVIL_ISA", "mmx"),
-        ("ANVIL_DEVICE_MEMORY", "-1"),
-        ("ANVIL_VISIBLE_DEVICES", "4"),
-        ("ANVIL_LAUNCH_BLOCKING", "maybe"),
-    ],
-)
-def test_variable_that_cannot_be_used(python: Any, name: str, value: str) -> None:
-    result = python(IMPORT, **{name: value})
+UNUSABLE = [
+    ("ANVIL_DEVICES", "0"),
+    ("ANVIL_ISA", "mmx"),
+    ("ANVIL_DEVICE_MEMORY", "-1"),
+    ("ANVIL_VISIBLE_DEVICES", "4"),
+    ("ANVIL_LAUNCH_BLOCKING", "maybe"),
+]
+Results = Mapping[str, Future[subprocess.CompletedProcess[str]]]
+
+
+@pytest.fixture(scope="module")
+def results(python: Any, at_once: Callable[..., Any]) -> Results:
+    """What programs with such a variable come to, by its name."""
+    return at_once(
+        {name: functools.partial(python, IMPORT, **{name: value}) for name, value in UNUSABLE}
+    )
+
+
+@pytest.mark.parametrize(("name", "value"), UNUSABLE)
+def test_variable_that_cannot_be_used(results: Results, name: str, value: str) -> None:
+    result = results[name].result()
     assert result.returncode == 1
     last = result.stderr.strip().splitlines()[-1]
     assert f"{name}='{value}'" in last, result.stderr
@@ -59,10 +72,10 @@ assert vllm.platforms.current_platform.device_type == "anvil"
     assert result.returncode == 0, result.stderr
 
 
-def start(python: Any, tmp_path: Path, environ: dict[str, str], **options: Any) -> str:
+def start(python: Any, folder: Path, environ: dict[str, str], **options: Any) -> str:
     """What a program says whose engine does not start. It must end by itself, with status 1, and
     leave no process behind."""
-    program, log = tmp_path / "start.py", tmp_path / "log"
+    program, log = folder / "start.py", folder / "log"
     program.write_text(START)
     process = python.start(str(program), json.dumps(options), log=log, **environ)
     try:
@@ -76,37 +89,59 @@ def start(python: Any, tmp_path: Path, environ: dict[str, str], **options: Any) 
     return said
 
 
-def test_missing_model(python: Any, tmp_path: Path) -> None:
-    said = start(python, tmp_path, {}, model="/no/such/model")
+# By name: the variables and options of engines that do not start, beside the model.
+LONGEST = 1 << 16
+STARTS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "out of memory": ({"ANVIL_DEVICE_MEMORY": "4MiB"}, {"max_num_batched_tokens": 8192}),
+    "missing model": ({}, {"model": "/no/such/model"}),
+    "unsupported dtype": ({}, {"dtype": "float64"}),
+    "longest request": (
+        {"ANVIL_DEVICE_MEMORY": "2MiB"},
+        {"hf_overrides": {"max_position_embeddings": LONGEST}, "max_model_len": LONGEST},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def starts(
+    python: Any,
+    tiny_model: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    at_once: Callable[..., Any],
+) -> Mapping[str, Future[str]]:
+    """What their programs say."""
+
+    def run(name: str) -> str:
+        environ, options = STARTS[name]
+        folder = tmp_path_factory.mktemp("start")
+        return start(python, folder, environ, **{"model": str(tiny_model)} | options)
+
+    return at_once({name: functools.partial(run, name) for name in STARTS})
+
+
+def test_missing_model(starts: Mapping[str, Future[str]]) -> None:
+    said = starts["missing model"].result()
     assert "'/no/such/model'" in said
     assert "EngineCore" not in said
 
 
-def test_unsupported_dtype(python: Any, tmp_path: Path, tiny_model: Path) -> None:
-    said = start(python, tmp_path, {}, model=str(tiny_model), dtype="float64")
+def test_unsupported_dtype(starts: Mapping[str, Future[str]]) -> None:
+    said = starts["unsupported dtype"].result()
     assert "dtype" in said
     assert "EngineCore" not in said
 
 
-def test_longest_request_that_does_not_fit(python: Any, tmp_path: Path, tiny_model: Path) -> None:
+def test_longest_request_that_does_not_fit(starts: Mapping[str, Future[str]]) -> None:
     """Said before a process is started for the engine."""
-    said = start(
-        python,
-        tmp_path,
-        {"ANVIL_DEVICE_MEMORY": "2MiB"},
-        model=str(tiny_model),
-        hf_overrides={"max_position_embeddings": 1 << 16},
-        max_model_len=1 << 16,
-    )
+    said = starts["longest request"].result()
     assert "--max-model-len to at most" in said
     assert "ANVIL_DEVICE_MEMORY" in said
     assert "EngineCore" not in said
 
 
-def test_out_of_memory_while_running(python: Any, tmp_path: Path, tiny_model: Path) -> None:
+def test_out_of_memory_while_running(starts: Mapping[str, Future[str]]) -> None:
     """Found in the engine's own process; says what is held and what to change, and both end."""
-    memory = {"ANVIL_DEVICE_MEMORY": "4MiB"}
-    said = start(python, tmp_path, memory, model=str(tiny_model), max_num_batched_tokens=8192)
+    said = starts["out of memory"].result()
     assert "OutOfMemoryError: " in said and "Out of memory on anvil:0" in said
     assert "weights" in said
     assert "ANVIL_DEVICE_MEMORY" in said

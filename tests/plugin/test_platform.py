@@ -62,14 +62,32 @@ def test_backend_is_registered_under_a_name_of_its_own(platform: AnvilPlatform) 
     assert platform.get_attn_backend_cls(ours, layer()) == ours.get_path()
 
 
+@pytest.mark.parametrize("selected", [None, "ANVIL_ATTN", "ANVIL_MLA"])
+def test_layers_of_both_kinds_get_their_backend(
+    platform: AnvilPlatform, selected: str | None
+) -> None:
+    from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
+
+    named = None if selected is None else AttentionBackendEnum[selected]
+    for use_mla, name in ((False, "ANVIL_ATTN"), (True, "ANVIL_MLA")):
+        backend = resolve_obj_by_qualname(
+            platform.get_attn_backend_cls(named, layer(use_mla=use_mla))
+        )
+        assert backend.get_name() == name
+        assert backend.is_mla() == use_mla
+    assert issubclass(platform.get_mla_prefill_backend_cls(None), MLAPrefillBackend)
+
+
 @pytest.mark.parametrize(
     ("selected", "asked", "said"),
     [
         ("FLASH_ATTN", {}, "--attention-backend FLASH_ATTN"),
         ("CPU_ATTN", {}, "--attention-backend CPU_ATTN"),
-        (None, {"use_mla": True}, "MLA"),
+        ("FLASHMLA", {"use_mla": True}, "Use ANVIL_MLA, or leave the option out"),
+        (None, {"use_mla": True, "kv_cache_dtype": "fp8_ds_mla"}, "kv_cache_dtype"),
+        (None, {"use_mla": True, "use_sparse": True}, "sparse"),
         (None, {"use_sparse": True}, "sparse"),
-        (None, {"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
+        (None, {"kv_cache_dtype": "int8_per_token_head"}, "kv_cache_dtype"),
         (None, {"dtype": torch.float64}, "dtype"),
         (None, {"use_batch_invariant": True}, "VLLM_BATCH_INVARIANT"),
     ],

@@ -19,7 +19,9 @@ from anvil_attention.contract import AttentionCall, AttentionSpec
 from vllm_anvil import envs
 from vllm_anvil.plugin import record_settings, recorder, recording_worker, worker
 from vllm_anvil.plugin.record_settings import DEFAULT_OPS, layers_to_record
+from vllm_anvil.testing.op_cases.cache import OPS
 from vllm_anvil.testing.recording import Recording, load
+from vllm_anvil.testing.replay import check_recorded, ops_of
 
 LIMIT = 1 << 20
 HALF_WEIGHT = torch.ones(2, 4, dtype=torch.bfloat16)
@@ -93,6 +95,23 @@ def test_calls_with_arguments_before_and_results_after(tmp_path: Path, device: s
     assert torch.equal(write.arguments["key_cache"], torch.zeros(1, 2, 1, 4))
     assert write.results["key_cache"].flatten().tolist() == [0.0] * 4 + [1.0] * 4
     assert write.results["value_cache"].flatten().tolist() == [0.0] * 4 + [2.0] * 4
+
+
+def test_a_write_that_quantises_replays(tmp_path: Path) -> None:
+    recording = make(tmp_path)
+    caches = [torch.zeros(6, 2, 1, 4, dtype=torch.uint8).view(torch.float8_e4m3fn) for _ in "kv"]
+    with recording.step():
+        key = torch.tensor([[[1.0, -300.0, 0.3, 500.0]]])
+        slots = torch.tensor([9])
+        torch.ops.anvil.write_kv_cache(key, key, *caches, slots, 0.5, v_scale=1.0)
+    recording.end_step()
+    [found] = steps(tmp_path).values()
+    [write] = found.calls
+    assert (write.arguments["k_scale"], write.arguments["v_scale"]) == (0.5, 1.0)
+    assert write.results["key_cache"].dtype == torch.float8_e4m3fn
+    [op] = ops_of(found.calls, {op.qualified_name: op for op in OPS})
+    results = list(check_recorded(op, op.cases[0], write.results, "cpu"))
+    assert len(results) == 2 and all(result.passed for result in results), results
 
 
 def test_attention_by_its_observer(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import torch
 from specimens import ADD_SCALED, SCALE_ROWS
 from torch import Tensor
 
-from vllm_anvil.testing import op_benchmark
-from vllm_anvil.testing.op_benchmark import REFERENCE, Timing, cases_of, measure
+from vllm_anvil.testing import op_benchmark, registry
+from vllm_anvil.testing.op_benchmark import REFERENCE, UNFUSED, Timing, cases_of, measure
+from vllm_anvil.testing.op_case import Op
 
 SECONDS = 0.002
 
@@ -40,6 +41,48 @@ def test_measures_every_implementation_that_takes_the_case() -> None:
     assert (large.moved_bytes, large.operations) == (8 * 7 * 33, 7 * 33)
     assert all(seconds > 0 for seconds in large.seconds.values())
     assert large.ceiling > 0
+
+
+def test_separate_ops_are_timed_on_the_ops_device() -> None:
+    seen = set()
+
+    def apart(x: Tensor, factor: Tensor) -> dict[str, Tensor]:
+        seen.add(x.device.type)
+        return {"result": x * factor[:, None]}
+
+    large, _ = measure(dataclasses.replace(SCALE_ROWS, unfused=apart), "cpu", SECONDS)
+    assert large.problem is None
+    assert set(large.seconds) == {"op", REFERENCE, UNFUSED}
+    assert large.times_as_fast_as(UNFUSED) == large.seconds[UNFUSED] / large.seconds["op"]
+    assert seen == {"cpu"}
+
+
+FUSED = [op for op in registry.load().ops.values() if op.unfused is not None]
+
+
+@pytest.mark.parametrize("op", FUSED, ids=lambda op: op.name)
+def test_separate_ops_give_what_the_op_gives(op: Op) -> None:
+    """But for roundings in between; else their times would not be comparable."""
+    import vllm_anvil.ops  # noqa: F401  the ops that are called
+    from vllm_anvil.testing.expectation import copied, results_of
+
+    assert op.unfused is not None
+    for case in cases_of(op)[:4]:
+        arguments = case.arguments()
+        apart = op.unfused(**copied(arguments))
+        results = results_of(op.run(arguments), arguments, op.written())
+        assert results.keys() == apart.keys()
+        for name, result in results.items():
+            assert result.dtype == apart[name].dtype
+            torch.testing.assert_close(
+                apart[name].float().view(result.shape), result.float(), rtol=0.02, atol=0.02
+            )
+
+
+def test_there_are_fused_ops() -> None:
+    assert {"fused_add_rms_norm_", "silu_and_mul", "qk_norm_rotary_write_kv_cache"} <= {
+        op.name for op in FUSED
+    }
 
 
 def test_ratios() -> None:

@@ -258,7 +258,7 @@ def test_block_copies() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 20)), min_size=1, max_size=5),
     st.integers(0, 2),
-    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8]),
 )
 def test_paged_attention(lens: list[tuple[int, int]], padding: int, kv_dtype: torch.dtype) -> None:
     """Requests of (query tokens, tokens before them)."""
@@ -270,7 +270,8 @@ def test_paged_attention(lens: list[tuple[int, int]], padding: int, kv_dtype: to
         starts.append(starts[-1] + tokens)
     rows = starts[-1] + padding
     fused = torch.randn(rows, 4 * 8 + 5, generator=seeded(0))
-    cache = torch.randn(blocks, 2, block, 16, generator=seeded(1)).to(kv_dtype).transpose(1, 2)
+    numbers = torch.randn(blocks, 2, block, 16, generator=seeded(1)) * 3
+    cache = numbers.to(kv_dtype).transpose(1, 2)
     table = torch.randperm(blocks, generator=seeded(2))[: 7 * len(lens)].view(len(lens), -1).int()
     table = torch.nn.functional.pad(table, (0, 1), value=2**31 - 1)
     seq_lens = torch.tensor([a + b if a else 99 for a, b in lens], dtype=torch.int32)

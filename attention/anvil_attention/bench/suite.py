@@ -31,6 +31,7 @@ KV_DTYPES = {
     **DTYPES,
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
 }
 
 

@@ -86,20 +86,23 @@ inline void weigh_chunk(float* logits, int64_t num_groups, typename Product::Sto
     states.sum[row] *= lanes[0];
     max = now;
   }
+  constexpr bool kForHalf = Product::kPerUnit > 1 && kTerms == 1;
   const Floats shift = Floats::all(max);
   Floats total = Floats::zero();
-  for (int64_t g = 0; g < num_groups; ++g) {
-    const Floats weight =
-        exp2<(Product::kPerUnit > 1 && kTerms == 1)>(Floats::load(logits + g * kGroupKeys) - shift);
-    total = total + weight;
-    weight.store(logits + g * kGroupKeys);
+  for (int64_t key = 0; key < num_groups * kGroupKeys; key += 2 * Floats::kLanes) {
+    Floats pair[2] = {Floats::zero(), Floats::zero()};
+    for (int64_t i = 0; i < 2 && key + i * kGroupKeys < num_groups * kGroupKeys; ++i) {
+      pair[i] = exp2<kForHalf>(Floats::load(logits + key + i * kGroupKeys) - shift);
+    }
+    Product::template store_weights<kTerms>(pair, weights + key, term_distance);
+    for (int t = 0; t < kTerms; ++t) {
+      const typename Product::Stored* stored = weights + t * term_distance + key;
+      for (int i = 0; i < 2; i += Product::kPerUnit) {
+        total = Product::add_weights(total, load_units(stored + i * Floats::kLanes));
+      }
+    }
   }
   states.sum[row] += total.sum();
-  for (int64_t key = 0; key < num_groups * kGroupKeys; key += 2 * Floats::kLanes) {
-    const Floats pair[2] = {Floats::load(logits + key),
-                            Floats::load(logits + key + Floats::kLanes)};
-    Product::template store_weights<kTerms>(pair, weights + key, term_distance);
-  }
 }
 
 // Where a chunk's groups of keys begin in the cache: bytes from the first head's rows in block 0.
@@ -122,10 +125,10 @@ inline ChunkPlace place_chunk(const CacheRows& keys, const CacheRows& values, in
   return place;
 }
 
-inline void prefetch_rows(const char* row, int64_t stride, int64_t bytes) {
-  for (int64_t i = 0; i < kGroupKeys; ++i, row += stride) {
-    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b);
-  }
+// Asks for a row of a cache, into the second cache: the first one has no room for as many requests
+// under way as memory needs to be kept busy.
+inline void prefetch_row(const char* row, int64_t bytes) {
+  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
 }
 
 template <typename Product, int kTerms>
@@ -193,6 +196,7 @@ inline void attend_few_rows(const QueryRows& rows, int64_t heads, int64_t key_be
       const Stored* query = scratch.query + h * kTerms * query_distance;
       const bool last = h + 1 == heads;
       const ChunkPlace& ahead = last ? next : place;
+      const int64_t next_head = last ? 0 : h + 1;
       KeyGroup<Product> groups[kChunkGroups];
       for (int64_t g = 0; g < place.num_groups; ++g) {
         const int64_t key = place.begin + g * kGroupKeys;
@@ -210,14 +214,18 @@ inline void attend_few_rows(const QueryRows& rows, int64_t heads, int64_t key_be
           copy_cache_rows<Product>(head_values, key, kGroupKeys, key_begin, key_end,
                                    args.value_head_size, value_rows, value_columns);
         }
-        // What is not read to its end may lie in another block, and is not worth it.
-        if (one_block && g < ahead.num_groups) {
-          const int64_t head = last ? 0 : h + 1;
-          prefetch_rows(keys.data + head * key_head + ahead.keys[g], keys.token_stride, key_bytes);
-          prefetch_rows(values.data + head * value_head + ahead.values[g], values.token_stride,
-                        value_bytes);
-        }
+        // The rows that come next are asked for one by one, as the products go on.
+        const bool fetch = one_block && g < ahead.num_groups;
+        const char* next_keys = keys.data + next_head * key_head + ahead.keys[g];
+        const char* next_values = values.data + next_head * value_head + ahead.values[g];
+        int64_t fetched = 0;
         for (int64_t row = 0; row < rows.count; ++row) {
+          if (fetch) {
+            for (; fetched < (row + 1) * kGroupKeys / rows.count; ++fetched) {
+              prefetch_row(next_keys + fetched * keys.token_stride, key_bytes);
+              prefetch_row(next_values + fetched * values.token_stride, value_bytes);
+            }
+          }
           const Floats products = group_logits<Product, kTerms>(group, query + row * key_columns,
                                                                 query_distance, key_columns);
           finished_logits(products, of_head, row, key, seen[row])

@@ -44,7 +44,9 @@ struct FloatProduct {
     convert_row<Float32, Float32>(row, to, columns);
   }
   // Weights of kPerUnit keys for the same rows, as units.
-  static void store_unit(const Floats (&weights)[1], float* to) { weights[0].store(to); }
+  static Floats unit_of(const Floats (&weights)[1]) { return weights[0]; }
+  // Adds the weights in units.
+  static Floats add_weights(Floats sum, Floats units) { return sum + units; }
   // 2 * kLanes columns of one row.
   static void columns_of_unit(const float* row, int64_t, Floats (&columns)[2]) {
     columns[0] = Floats::load(row);
@@ -120,11 +122,15 @@ struct PairProduct {
       units[1].store(to + c + Floats::kLanes);
     }
   }
-  static void store_unit(const Floats (&weights)[2], float* to) {
+  static Floats unit_of(const Floats (&weights)[2]) {
     Floats units[2];
     const __m512i halves = narrow_pairs(weights[0], weights[1]);
     interleave(halves, _mm512_castsi256_si512(_mm512_extracti64x4_epi64(halves, 1)), units);
-    units[0].store(to);
+    return units[0];
+  }
+  // As they were rounded: what rounding does to the largest weight then cancels.
+  static Floats add_weights(Floats sum, Floats units) {
+    return multiply_add(sum, units, as_units(_mm512_set1_epi32(0x3f803f80)));  // pairs of 1
   }
   static void columns_of_unit(const uint16_t* row, int64_t stride, Floats (&columns)[2]) {
     interleave(_mm512_loadu_si512(row), _mm512_loadu_si512(row + stride), columns);

@@ -148,9 +148,10 @@ inline bool weigh_block(float* logits, int64_t count, float factor, TileLanes& l
       Floats weights[Product::kPerUnit];
       for (int j = 0; j < Product::kPerUnit; ++j) {
         weights[j] = exp2<kForHalf>(Floats::load(column + (i + j) * kRow).multiply_add(by, shift));
-        total = total + weights[j];
       }
-      Product::store_unit(weights, column + i / Product::kPerUnit * kRow);
+      const Floats unit = Product::unit_of(weights);
+      total = Product::add_weights(total, unit);
+      unit.store(column + i / Product::kPerUnit * kRow);
     }
     total.store(lanes.sum + lane);
   }

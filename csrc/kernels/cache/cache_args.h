@@ -6,21 +6,30 @@
 
 #include <cstdint>
 
+#include "cache_type.h"
+#include "element_type.h"
+
 namespace anvil::kernels {
 
 // Rows of one tensor (keys or values) scattered into the paged cache. Strides are in bytes, so one
-// kernel serves every element type. A token's data is `runs` contiguous pieces of `run_bytes`: one
-// per head, or a single one where heads lie next to each other on both sides.
+// kernel serves every element type. A token's data is `runs` contiguous pieces: one per head, or a
+// single one where heads lie next to each other on both sides. They are copied as `run_bytes`, or
+// `converts`: then each of `run_elements` is divided by `scale` and rounded to the cache's type.
 struct CacheScatter {
-  const char* source;  // [num_tokens, runs, run_bytes]
-  char* cache;         // [num_blocks, block_size, runs, run_bytes]
+  const char* source;  // [num_tokens, runs, ..]
+  char* cache;         // [num_blocks, block_size, runs, ..]
   int64_t source_token_stride;
   int64_t source_run_stride;
   int64_t cache_block_stride;
   int64_t cache_token_stride;
   int64_t cache_run_stride;
   int64_t runs;
-  int64_t run_bytes;
+  int64_t run_bytes;  // of the source
+  bool converts;
+  int64_t run_elements;
+  ElementType source_type;
+  CacheType cache_type;
+  float scale;
 };
 
 struct WriteKvCacheArgs {

@@ -23,6 +23,7 @@
 #include "kernel_table.h"
 #include "norm/layer_norm-inl.h"
 #include "norm/rms_norm-inl.h"
+#include "rotary/qk_norm_rotary_write_kv_cache-inl.h"
 #include "rotary/rotary_embedding-inl.h"
 #include "sampling/topk_topp-inl.h"
 #include "softmax/softmax-inl.h"
@@ -47,6 +48,7 @@ constinit const KernelTable table = {
     .softmax = softmax,
     .topk_topp = topk_topp,
     .rotary_embedding = rotary_embedding,
+    .qk_norm_rotary_write_kv_cache = qk_norm_rotary_write_kv_cache,
     .embedding = embedding,
     .merge_attn_states = merge_attn_states,
     .attention_workspace_bytes = attention_workspace_bytes,

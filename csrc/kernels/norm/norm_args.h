@@ -9,18 +9,23 @@
 
 namespace anvil::kernels {
 
-// output = total / sqrt(mean(total[:variance_size]^2) + epsilon) * (weight + weight_offset), where
-// total = input + residual. Rows may be written over the rows that they are computed from.
-struct RmsNormArgs {
-  Rows input;         // [rows, size]
-  Rows residual;      // likewise; without data: 0
-  Rows output;        // of the input's type
-  Rows total;         // of the residual's type; not used without one
+// row / sqrt(mean(row[:variance_size]^2) + epsilon) * (weight + weight_offset)
+struct RmsNormParameters {
   Parameters weight;  // [size]; without data: the rows are not weighed at all
   int64_t size;
   int64_t variance_size;  // from 1 to size
   double epsilon;
   float weight_offset;
+};
+
+// The output is the norm of total = input + residual. Rows may be written over the rows that they
+// are computed from.
+struct RmsNormArgs {
+  Rows input;     // [rows, size]
+  Rows residual;  // likewise; without data: 0
+  Rows output;    // of the input's type
+  Rows total;     // of the residual's type; not used without one
+  RmsNormParameters norm;
 };
 
 // output = (input - mean) / sqrt(variance + epsilon) * weight + bias

@@ -43,29 +43,30 @@ struct SummedRow {
 
 // 1 / sqrt(mean square + epsilon)
 template <typename Row>
-inline double rms_scale(const RmsNormArgs& args, const Row& row) {
+inline double rms_scale(const RmsNormParameters& norm, const Row& row) {
   Doubles squares = Doubles::zero();
-  for_registers(args.variance_size, [&](int64_t i, auto part) {
+  for_registers(norm.variance_size, [&](int64_t i, auto part) {
     squares.add_square(Doubles::of(row.load(i, part)));  // lanes beyond the row are 0
   });
-  const double mean = squares.sum() / static_cast<double>(args.variance_size);
-  return 1.0 / __builtin_sqrt(mean + args.epsilon);
+  const double mean = squares.sum() / static_cast<double>(norm.variance_size);
+  return 1.0 / __builtin_sqrt(mean + norm.epsilon);
 }
 
+// row * scale * weight
 template <typename Output, typename Weight, typename Row>
-inline void rms_norm_row(const RmsNormArgs& args, const Row& row, typename Output::Stored* output) {
-  const double scale = rms_scale(args, row);
+inline void scale_row(const RmsNormParameters& norm, const Row& row, double scale,
+                      typename Output::Stored* output) {
   const auto write = [&](const auto& scaled) {
-    const auto* weight = data_of<Weight>(args.weight);
+    const auto* weight = data_of<Weight>(norm.weight);
     if (weight == nullptr) {
-      for_registers(args.size, [&](int64_t i, auto part) {
+      for_registers(norm.size, [&](int64_t i, auto part) {
         const Floats x = row.load(i, part);
         row.keep(x, i, part);
         Output::store(scaled(x), output + i, part);
       });
     } else {
-      const Floats offset = Floats::all(args.weight_offset);
-      for_registers(args.size, [&](int64_t i, auto part) {
+      const Floats offset = Floats::all(norm.weight_offset);
+      for_registers(norm.size, [&](int64_t i, auto part) {
         const Floats x = row.load(i, part);
         row.keep(x, i, part);
         const Floats factor = Weight::load(weight + i, part) + offset;
@@ -81,16 +82,22 @@ inline void rms_norm_row(const RmsNormArgs& args, const Row& row, typename Outpu
   }
 }
 
+template <typename Output, typename Weight, typename Row>
+inline void rms_norm_row(const RmsNormParameters& norm, const Row& row,
+                         typename Output::Stored* output) {
+  scale_row<Output, Weight>(norm, row, rms_scale(norm, row), output);
+}
+
 // Range over the rows.
 inline void rms_norm(const RmsNormArgs& args, int64_t begin, int64_t end) {
   with_element(args.input.type, [&](auto input) {
-    with_element(args.weight.type, [&](auto weight) {
+    with_element(args.norm.weight.type, [&](auto weight) {
       using Input = decltype(input);
       using Weight = decltype(weight);
       if (args.residual.data == nullptr) {
         for (int64_t i = begin; i < end; ++i) {
           const PlainRow<Input> row = {row_of<Input>(args.input, i)};
-          rms_norm_row<Input, Weight>(args, row, row_of<Input>(args.output, i));
+          rms_norm_row<Input, Weight>(args.norm, row, row_of<Input>(args.output, i));
         }
         return;
       }
@@ -100,7 +107,7 @@ inline void rms_norm(const RmsNormArgs& args, int64_t begin, int64_t end) {
           const SummedRow<Input, Residual> row = {row_of<Input>(args.input, i),
                                                   row_of<Residual>(args.residual, i),
                                                   row_of<Residual>(args.total, i)};
-          rms_norm_row<Input, Weight>(args, row, row_of<Input>(args.output, i));
+          rms_norm_row<Input, Weight>(args.norm, row, row_of<Input>(args.output, i));
         }
       });
     });

@@ -9,12 +9,12 @@
 
 namespace anvil::kernels {
 
-// Queries or keys, turned in place. Strides are in elements; a head's elements are contiguous.
-struct RotaryStates {
+// Queries, keys or values of each token. Strides are in elements; a head's elements are contiguous.
+struct HeadStates {
   void* data;  // [tokens, heads, head_size]
   int64_t token_stride;
   int64_t head_stride;
-  int64_t heads;  // 0: nothing to turn
+  int64_t heads;  // 0: there are none
   ElementType type;
 };
 
@@ -35,8 +35,8 @@ struct RotaryArgs {
   bool interleaved;    // which of them goes round from pair to pair; otherwise sections follow
   int64_t section[3];  // pairs of each of the three positions
 
-  RotaryStates query;
-  RotaryStates key;
+  HeadStates query;  // turned in place
+  HeadStates key;    // likewise
 };
 
 }  // namespace anvil::kernels

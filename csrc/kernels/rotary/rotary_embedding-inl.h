@@ -119,37 +119,40 @@ inline void turn_neighbours(typename Element::Stored* states, int64_t count,
 
 // All heads of a token.
 template <typename Element, typename Turn>
-inline void for_heads(const RotaryStates& states, int64_t token, const Turn& turn) {
+inline void for_heads(const HeadStates& states, int64_t token, const Turn& turn) {
   auto* head = static_cast<typename Element::Stored*>(states.data) + token * states.token_stride;
   for (int64_t i = 0; i < states.heads; ++i, head += states.head_stride) turn(head);
 }
 
-inline void rotary_embedding(const RotaryArgs& args, int64_t begin, int64_t end) {
+// Queries and keys of a token.
+inline void turn_token(const RotaryArgs& args, int64_t token) {
   Angles angles;
   SpreadAngles spread_angles;
-  for (int64_t token = begin; token < end; ++token) {
-    for (int64_t first = 0; first < args.half; first += kPairsAtOnce) {
-      const int64_t rest = args.half - first;
-      const int64_t count = rest < kPairsAtOnce ? rest : kPairsAtOnce;
-      with_element(args.table_type, [&](auto table) {
-        read_angles<decltype(table)>(args, token, first, count, angles);
-      });
-      if (!args.is_neox) spread(angles, count, spread_angles);
-      const RotaryStates* const sides[2] = {&args.query, &args.key};
-      for (const RotaryStates* side : sides) {
-        with_element(side->type, [&](auto element) {
-          using Element = decltype(element);
-          for_heads<Element>(*side, token, [&](typename Element::Stored* head) {
-            if (args.is_neox) {
-              turn_halves<Element>(head + first, args.half, count, angles);
-            } else {
-              turn_neighbours<Element>(head + 2 * first, count, spread_angles);
-            }
-          });
+  for (int64_t first = 0; first < args.half; first += kPairsAtOnce) {
+    const int64_t rest = args.half - first;
+    const int64_t count = rest < kPairsAtOnce ? rest : kPairsAtOnce;
+    with_element(args.table_type, [&](auto table) {
+      read_angles<decltype(table)>(args, token, first, count, angles);
+    });
+    if (!args.is_neox) spread(angles, count, spread_angles);
+    const HeadStates* const sides[2] = {&args.query, &args.key};
+    for (const HeadStates* side : sides) {
+      with_element(side->type, [&](auto element) {
+        using Element = decltype(element);
+        for_heads<Element>(*side, token, [&](typename Element::Stored* head) {
+          if (args.is_neox) {
+            turn_halves<Element>(head + first, args.half, count, angles);
+          } else {
+            turn_neighbours<Element>(head + 2 * first, count, spread_angles);
+          }
         });
-      }
+      });
     }
   }
+}
+
+inline void rotary_embedding(const RotaryArgs& args, int64_t begin, int64_t end) {
+  for (int64_t token = begin; token < end; ++token) turn_token(args, token);
 }
 
 }  // namespace anvil::kernels::ANVIL_ISA_NAMESPACE

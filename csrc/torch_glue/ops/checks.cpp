@@ -7,6 +7,25 @@
 
 namespace anvil::ops {
 
+std::optional<kernels::CacheType> cache_type(const at::Tensor& cache) {
+  switch (cache.scalar_type()) {
+    case at::kFloat:
+      return kernels::CacheType::kFloat32;
+    case at::kBFloat16:
+      return kernels::CacheType::kBf16;
+    case at::kHalf:
+      return kernels::CacheType::kFp16;
+    case at::kFloat8_e4m3fn:
+      return kernels::CacheType::kE4m3;
+    case at::kFloat8_e5m2:
+      return kernels::CacheType::kE5m2;
+    case at::kChar:
+      return kernels::CacheType::kInt8;
+    default:
+      return std::nullopt;
+  }
+}
+
 void Checks::dtype(const at::Tensor& tensor, const char* name, at::ScalarType expected) const {
   TORCH_CHECK_TYPE(tensor.scalar_type() == expected, op_, ": ", name, " must be ", expected,
                    ", but is ", tensor.scalar_type());

@@ -4,12 +4,18 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
+#include "cache_type.h"
 #include "element_type.h"
 
 namespace anvil::ops {
 
 // Which of the kernels' types the elements have; the tensor is float32, bfloat16 or float16.
 kernels::ElementType element_type(const at::Tensor& tensor);
+
+// What the kernels call the type of a cache that they read and write numbers of, or nothing.
+std::optional<kernels::CacheType> cache_type(const at::Tensor& cache);
 
 // Checks for one op. Failures raise Python's TypeError (dtype), ValueError (shape, layout, device,
 // a number) or IndexError (an element of an index tensor).

@@ -18,28 +18,6 @@ constexpr Checks kCheck("anvil::paged_attention");
 // merging not to count, few enough for a single long request to keep many workers busy.
 constexpr int64_t kFixedSplit = 512;
 
-kernels::CacheType cache_type(const at::Tensor& cache) {
-  switch (cache.scalar_type()) {
-    case at::kFloat:
-      return kernels::CacheType::kFloat32;
-    case at::kBFloat16:
-      return kernels::CacheType::kBf16;
-    case at::kHalf:
-      return kernels::CacheType::kFp16;
-    case at::kFloat8_e4m3fn:
-      return kernels::CacheType::kE4m3;
-    case at::kFloat8_e5m2:
-      return kernels::CacheType::kE5m2;
-    case at::kChar:
-      return kernels::CacheType::kInt8;
-    default:
-      TORCH_CHECK_TYPE(false, kCheck.op(),
-                       ": key_cache must be float32, bfloat16, float16, float8_e4m3fn, "
-                       "float8_e5m2 or int8, but is ",
-                       cache.scalar_type());
-  }
-}
-
 kernels::PagedRows paged_rows(const at::Tensor& cache, const char* name, const at::Tensor& query) {
   kCheck.dim(cache, name, 4);
   kCheck.last_dim_contiguous(cache, name);
@@ -126,6 +104,11 @@ void paged_attention(const at::Tensor& query, const at::Tensor& key_cache,
   kCheck.device(block_table, "block_table", device);
   const BlockTableCheck blocks(kCheck, block_table, query_start_loc, seq_lens, key_cache.size(1),
                                key_cache.size(0));
+  const std::optional<kernels::CacheType> type_of_cache = cache_type(key_cache);
+  TORCH_CHECK_TYPE(type_of_cache.has_value(), kCheck.op(),
+                   ": key_cache must be float32, bfloat16, float16, float8_e4m3fn, float8_e5m2 or "
+                   "int8, but is ",
+                   key_cache.scalar_type());
   if (sliding_window.has_value()) kCheck.at_least(*sliding_window, "sliding_window", 1);
   TORCH_CHECK_VALUE(!logits_soft_cap.has_value() || *logits_soft_cap > 0, kCheck.op(),
                     ": logits_soft_cap must be positive, got ", logits_soft_cap.value_or(0));
@@ -136,7 +119,7 @@ void paged_attention(const at::Tensor& query, const at::Tensor& key_cache,
 
   kernels::AttentionArgs args = {
       .type = type,
-      .cache_type = cache_type(key_cache),
+      .cache_type = *type_of_cache,
       .query = query.const_data_ptr(),
       .query_token_stride = query.stride(0),
       .query_head_stride = query.stride(1),

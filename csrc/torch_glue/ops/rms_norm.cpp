@@ -36,11 +36,11 @@ void run(const Checks& check, const at::Tensor& x, const at::Tensor& residual,
                                .residual = {},
                                .output = rows_of(result),
                                .total = {},
-                               .weight = parameters_of(weights),
-                               .size = size,
-                               .variance_size = measured,
-                               .epsilon = epsilon,
-                               .weight_offset = static_cast<float>(weight_offset)};
+                               .norm = {.weight = parameters_of(weights),
+                                        .size = size,
+                                        .variance_size = measured,
+                                        .epsilon = epsilon,
+                                        .weight_offset = static_cast<float>(weight_offset)}};
   int64_t row_bytes = 2 * x.element_size();
   if (residual.defined()) {
     args.residual = rows_of(residual);

@@ -49,7 +49,7 @@ def attention(
     ] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
     kv_dtype: Annotated[
-        str, typer.Option(help="Of the cache: auto, fp8_e4m3, fp8_e5m2, or a dtype.")
+        str, typer.Option(help="Of the cache: auto, fp8_e4m3, fp8_e5m2, int8, or a dtype.")
     ] = "auto",
     block_size: Annotated[int, typer.Option(help="Tokens of a block of the cache.")] = 32,
     layout: Annotated[

@@ -116,7 +116,7 @@ def _table(
     table.add_column("Op", no_wrap=True)
     table.add_column("Case", overflow="fold")
     table.add_column("Implementation", overflow="fold")
-    for column in ("us", "GB/s", "Of ceiling", f"x {ENGINE}'s", "x reference"):
+    for column in ("us", "GB/s", "Of ceiling", f"x {ENGINE}'s", "x unfused", "x reference"):
         table.add_column(column, justify="right")
     for timing in timings:
         if timing.problem is not None:
@@ -130,6 +130,7 @@ def _table(
             "-" if bandwidth is None else f"{bandwidth / 1e9:.1f}",
             "-" if of_ceiling is None else f"{of_ceiling:.0%}",
             _ratio(timing.times_as_fast_as(ENGINE)),
+            _ratio(timing.times_as_fast_as("unfused")),
             _ratio(timing.times_as_fast_as("reference")),
         )
     ceilings = sorted(timing.ceiling for timing in timings if timing.ceiling)

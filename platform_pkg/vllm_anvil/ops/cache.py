@@ -13,28 +13,43 @@ import vllm_anvil.ops  # noqa: F401  the fakes below need the ops to exist
 
 
 def write_kv_cache(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> None:
-    """Copies each token's key and value into its slot of the cache.
+    """Writes each token's key and value into its slot of the cache.
 
-    Elements are copied as they are: view both sides as one type (``uint8`` for fp8) where theirs
-    differ.
+    Where a cache has its source's type and the scale is 1, elements are copied as they are.
+    Otherwise they are numbers: each is divided by the scale in float32 and rounded to the cache's
+    type, to the nearest, ties to even. What is beyond the largest number of float8 or int8,
+    infinity included, becomes that number with its sign; NaN becomes 0 in int8, which has none.
 
     Args:
-        key: ``[>= num_tokens, num_kv_heads, head_size]``, elements of 1, 2 or 4 bytes, any
-            strides with the last dimension contiguous.
+        key: ``[>= num_tokens, num_kv_heads, head_size]``, any strides with the last dimension
+            contiguous; float32, bfloat16 or float16. To be copied, any type whose elements have 1,
+            2 or 4 bytes.
         value: like ``key``; its head size may differ.
-        key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]`` of ``key``'s type, any
-            strides with the last dimension contiguous, **written**. Shares no memory with any
-            other argument.
+        key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]``, any strides with the last
+            dimension contiguous, **written**; float32, bfloat16, float16, float8_e4m3fn,
+            float8_e5m2 or int8, or ``key``'s type. Shares no memory with any other argument.
         value_cache: the same for ``value``.
         slot_mapping: ``[num_tokens]`` int64, contiguous. Tokens with a negative slot are skipped.
             Slots are distinct; of two tokens with one slot either may win.
+        k_scale: what numbers in ``key_cache`` are multiplied by when they are read; positive.
+        v_scale: the same for ``value_cache``.
 
     Raises:
+        TypeError: a type can be neither copied nor converted.
+        ValueError: a shape, layout, device or scale that makes no sense.
         IndexError: a slot is not below ``num_blocks * block_size``; both caches are unchanged.
     """
-    torch.ops.anvil.write_kv_cache(key, value, key_cache, value_cache, slot_mapping)
+    torch.ops.anvil.write_kv_cache(
+        key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale
+    )
 
 
 def copy_blocks(cache: Tensor, block_pairs: Tensor) -> None:
@@ -105,7 +120,13 @@ def check_block_table(
 
 @torch.library.register_fake("anvil::write_kv_cache")
 def _(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> None:
     return None
 

@@ -49,7 +49,8 @@ REFUSALS = (
         lambda c: (
             not attention.register().get_class().supports_kv_cache_dtype(c.cache_config.cache_dtype)
         ),
-        "the attention backend does not read such a cache. Use auto, bfloat16 or float16",
+        "the attention backend reads no caches with scales among their elements, or with several "
+        "elements in a byte. Use auto, bfloat16, float16, fp8_e4m3 or fp8_e5m2",
     ),
     Refusal(
         "--decode-context-parallel-size",

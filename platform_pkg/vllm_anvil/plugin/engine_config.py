@@ -68,7 +68,13 @@ REFUSALS = (
     Refusal(
         "--kv-cache-dtype",
         lambda c: not _attention().supports_kv_cache_dtype(c.cache_config.cache_dtype),
-        "the attention backend has no kernels for quantised caches. Use auto, bfloat16 or float16",
+        "the attention backend reads no caches with scales among their elements, or with several "
+        "elements in a byte. Use auto, bfloat16, float16, fp8_e4m3 or fp8_e5m2",
+    ),
+    Refusal(
+        "--attention-config.mla_prefill_backend",
+        lambda c: c.attention_config.mla_prefill_backend is not None,
+        "multi-head latent attention is ANVIL_MLA's for all requests. Leave it out",
     ),
     Refusal(
         "--pipeline-parallel-size",

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.config.kernel import IrOpPriorityConfig
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
+    from vllm.v1.attention.backends.mla.prefill.selector import MLAPrefillSelectorConfig
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
     from vllm.v1.attention.selector import AttentionSelectorConfig
 
@@ -141,6 +143,13 @@ class AnvilPlatform(Platform):
         """Path of the attention backend. Raises ValueError, with the reasons, for a selection or
         an attention that it does not serve."""
         return attention.choose(selected_backend, attn_selector_config)
+
+    @classmethod
+    def get_mla_prefill_backend_cls(
+        cls, mla_selector_config: MLAPrefillSelectorConfig
+    ) -> type[MLAPrefillBackend]:
+        """What the layer for multi-head latent attention holds besides its backend."""
+        return attention.mla_prefill_backend()
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 from vllm.logger import init_logger
+from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -57,6 +58,10 @@ def widen(model: torch.nn.Module) -> bool:
             device = module.cos_sin_cache.device
             with device:
                 module.cos_sin_cache = module._compute_cos_sin_cache().to(device, torch.float32)
+        elif isinstance(module, MLAAttention):
+            # The engine multiplies both sides of the attention by parts of kv_b_proj with
+            # torch.bmm, which takes one dtype; these parts are the layer's own from now on.
+            module.process_weights_after_loading(torch.float32)
     logger.info("Hidden states are float32; weights and KV cache are half precision.")
     return True
 
@@ -64,4 +69,4 @@ def widen(model: torch.nn.Module) -> bool:
 def _follows_input(module: torch.nn.Module) -> bool:
     if isinstance(module, LinearBase):
         return isinstance(module.quant_method, UnquantizedLinearMethod)
-    return isinstance(module, (AnvilVocabParallelEmbedding, ParallelLMHead, *NORMS))
+    return isinstance(module, (AnvilVocabParallelEmbedding, ParallelLMHead, MLAAttention, *NORMS))

@@ -10,17 +10,27 @@ from torch import Tensor
 
 # Elements are moved as bits: not every device indexes every floating dtype.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+# What numbers are converted from, and to.
+_SOURCES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_CACHES = (*_SOURCES, *_FLOAT8, torch.int8)
 
 
 def write_kv_cache(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> None:
-    for name, source, cache in (("key", key, key_cache), ("value", value, value_cache)):
-        if source.dtype != cache.dtype:
-            raise TypeError(
-                f"anvil::write_kv_cache: {name}_cache is {cache.dtype} but {name} is "
-                f"{source.dtype}; convert first"
-            )
+    for name, source, cache, scale in (
+        ("key", key, key_cache, k_scale),
+        ("value", value, value_cache, v_scale),
+    ):
+        _check_conversion(name, source.dtype, cache.dtype, scale)
+    key, value = _stored(key, key_cache.dtype, k_scale), _stored(value, value_cache.dtype, v_scale)
     num_slots = key_cache.shape[0] * key_cache.shape[1]
     if slot_mapping.device.type == "cpu":
         _check_slots(slot_mapping, num_slots)
@@ -41,6 +51,43 @@ def write_kv_cache(
         bits = _BITS[cache.element_size()]
         target = cache.view(bits)
         target.index_put_(index, torch.where(some, source.view(bits)[tokens], target[index]))
+
+
+def _check_conversion(name: str, source: torch.dtype, cache: torch.dtype, scale: float) -> None:
+    if not 0 < scale < float("inf"):
+        raise ValueError(
+            f"anvil::write_kv_cache: {name[0]}_scale must be a positive number, but is {scale}"
+        )
+    if source == cache and scale == 1.0:
+        return
+    if source == cache and source not in _SOURCES:
+        raise TypeError(
+            f"anvil::write_kv_cache: {name[0]}_scale is {scale}, but {name} is {source} like the "
+            "cache, whose bytes are copied as they are: give numbers in float32, bfloat16 or "
+            "float16, or a scale of 1"
+        )
+    if source not in _SOURCES or cache not in _CACHES:
+        raise TypeError(
+            f"anvil::write_kv_cache: {name}_cache is {cache} but {name} is {source}; float32, "
+            "bfloat16 and float16 are converted, to these, float8_e4m3fn, float8_e5m2 and int8: "
+            "convert first, or view both as one type"
+        )
+
+
+def _stored(source: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    """The numbers of `source` as a cache of that dtype holds them."""
+    if source.dtype == dtype and scale == 1.0:
+        return source
+    wide = source if source.dtype == torch.float64 else source.float()
+    # A tensor: some devices multiply by the reciprocal of a number of Python's.
+    divisor = torch.full((), scale, dtype=torch.float32, device=source.device).to(wide.dtype)
+    quotient = wide / divisor
+    if dtype == torch.int8:
+        return quotient.nan_to_num(nan=0.0).round().clamp(-128, 127).to(dtype)
+    if dtype in _FLOAT8:
+        largest = torch.finfo(dtype).max
+        quotient = quotient.clamp(-largest, largest)
+    return quotient.to(dtype)
 
 
 def _check_slots(slot_mapping: Tensor, num_slots: int) -> None:

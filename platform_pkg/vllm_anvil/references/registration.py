@@ -48,6 +48,12 @@ SCHEMAS = {
         "Tensor cos_sin_cache, bool is_neox, int[] mrope_section=[], "
         "bool mrope_interleaved=False) -> ()"
     ),
+    "qk_norm_rotary_write_kv_cache": (
+        "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor value, Tensor(c!) key_cache, "
+        "Tensor(d!) value_cache, Tensor slot_mapping, Tensor cos_sin_cache, bool is_neox, "
+        "Tensor? query_weight=None, Tensor? key_weight=None, float? epsilon=None, "
+        "float weight_offset=0.0, int[] mrope_section=[], bool mrope_interleaved=False) -> ()"
+    ),
     "embedding": "(Tensor ids, Tensor weight, ScalarType? dtype=None) -> Tensor",
     "merge_attn_states": (
         "(Tensor prefix_output, Tensor prefix_lse, Tensor suffix_output, Tensor suffix_lse) "
@@ -55,7 +61,7 @@ SCHEMAS = {
     ),
     "write_kv_cache": (
         "(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
-        "Tensor slot_mapping) -> ()"
+        "Tensor slot_mapping, float k_scale=1.0, float v_scale=1.0) -> ()"
     ),
     "copy_blocks": "(Tensor(a!) cache, Tensor block_pairs) -> ()",
     "swap_blocks": "(Tensor src, Tensor(a!) dst, Tensor block_pairs) -> ()",

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .cache import write_kv_cache
+from .norm import rms_norm
 from .precision import compute_dtype
 
 
@@ -37,7 +39,7 @@ def rotary_embedding(
 
 
 def _rotate(states: Tensor, head_size: int, cos: Tensor, sin: Tensor, is_neox: bool) -> None:
-    heads = states.unflatten(-1, (-1, head_size)) if states.dim() == 2 else states
+    heads = heads_of(states, head_size)
     rotated = heads[..., : 2 * cos.shape[-1]]
     wide = rotated.to(cos.dtype)
     if is_neox:
@@ -46,6 +48,55 @@ def _rotate(states: Tensor, head_size: int, cos: Tensor, sin: Tensor, is_neox: b
         first, second = wide[..., ::2], wide[..., 1::2]
     turned = (first * cos - second * sin, second * cos + first * sin)
     rotated.copy_(torch.cat(turned, -1) if is_neox else torch.stack(turned, -1).flatten(-2))
+
+
+def qk_norm_rotary_write_kv_cache(
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    cos_sin_cache: Tensor,
+    is_neox: bool,
+    query_weight: Tensor | None = None,
+    key_weight: Tensor | None = None,
+    epsilon: float | None = None,
+    weight_offset: float = 0.0,
+    mrope_section: Sequence[int] = (),
+    mrope_interleaved: bool = False,
+) -> None:
+    head_size, slots = key_cache.shape[3], len(slot_mapping)
+    if epsilon is None and (query_weight is not None or key_weight is not None):
+        raise ValueError("anvil::qk_norm_rotary_write_kv_cache: there is a weight but no epsilon")
+
+    def normed(states: Tensor, weight: Tensor | None) -> Tensor:
+        if epsilon is None:
+            return states.clone()
+        heads = heads_of(states, head_size)
+        return rms_norm(heads, weight, epsilon, None, weight_offset).reshape(states.shape)
+
+    queries, keys = normed(query, query_weight), normed(key, key_weight)
+    section, interleaved = mrope_section, mrope_interleaved
+    rotary_embedding(
+        positions, queries, keys, head_size, cos_sin_cache, is_neox, section, interleaved
+    )
+    # The cache first: a slot that is out of range is refused before anything is written.
+    write_kv_cache(
+        heads_of(keys[:slots], head_size).to(key_cache.dtype),
+        heads_of(value[:slots], value_cache.shape[3]).to(value_cache.dtype),
+        key_cache,
+        value_cache,
+        slot_mapping,
+    )
+    query.copy_(queries)
+    key.copy_(keys)
+
+
+def heads_of(states: Tensor, head_size: int) -> Tensor:
+    """[tokens, heads, head_size], of states with or without a dimension for the heads."""
+    return states.unflatten(-1, (-1, head_size)) if states.dim() == 2 else states
 
 
 def _axes(section: Sequence[int], interleaved: bool, half: int) -> Tensor:

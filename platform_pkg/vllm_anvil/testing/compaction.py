@@ -126,6 +126,14 @@ def _write_kv_cache(arguments: dict[str, Any]) -> Compacted:
     return Compacted(copied, {"key_cache": blocks, "value_cache": blocks})
 
 
+def _qk_norm_rotary_write_kv_cache(arguments: dict[str, Any]) -> Compacted:
+    """Rows of the table as for `rotary_embedding`, blocks of the caches as for `write_kv_cache`."""
+    looked_up = {name: arguments.pop(name) for name in ("cos_sin_cache", "positions")}
+    turning = _rows_of("cos_sin_cache", "positions")(looked_up)
+    writing = _write_kv_cache(arguments)
+    return Compacted(writing.arguments | turning.arguments, writing.kept | turning.kept)
+
+
 def _copy_blocks(arguments: dict[str, Any]) -> Compacted:
     blocks, pairs = _looked_up(arguments["block_pairs"])
     cache = select(arguments["cache"], blocks)
@@ -195,5 +203,6 @@ _CUT: dict[str, Callable[[dict[str, Any]], Compacted]] = {
     "copy_blocks": _copy_blocks,
     "swap_blocks": _swap_blocks,
     "embedding": _rows_of("weight", "ids"),
+    "qk_norm_rotary_write_kv_cache": _qk_norm_rotary_write_kv_cache,
     "rotary_embedding": _rows_of("cos_sin_cache", "positions"),
 }

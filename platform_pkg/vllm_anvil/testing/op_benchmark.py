@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times ops on the cases of their tables, beside the reference, the engine's kernel and the
-machine's own bandwidth. Nothing here prints.
+"""Times ops on the cases of their tables, beside the reference, separate ops for what one op
+does at once, the engine's kernel and the machine's own bandwidth. Nothing here prints.
 
 All that is compared runs in turns within one measurement, since a machine's clock changes from
 minute to minute. Before each turn there is a pause: where several libraries have a thread pool,
@@ -33,6 +33,7 @@ DEFAULT_CASES = 2
 
 CEILING = "ceiling"
 REFERENCE = "reference"
+UNFUSED = "unfused"
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Timing:
     """One case of an op.
 
     Attributes:
-        seconds: per call, the median of the rounds, by implementation: "op", "reference", and each
-            peer that takes the case.
+        seconds: per call, the median of the rounds, by implementation: "op", "reference",
+            "unfused" where the table has separate ops for it, and each peer that takes the case.
         moved_bytes: that a call must move at least; None where the table does not say.
         operations: arithmetic operations that a call must do at least, likewise.
         ceiling: bytes per second that this device reads from memory, measured in between.
@@ -95,8 +96,8 @@ def measure(
 ) -> Iterator[Timing]:
     """Times the op's benchmark cases, each implementation for about `seconds`.
 
-    The op and its reference run on `device`, peers on the CPU. Results are compared with float64
-    first; a wrong one is not timed.
+    The op, its reference and the separate ops that it stands for run on `device`, peers on the CPU.
+    Results are compared with float64 first; a wrong one is not timed.
     """
     for case in cases_of(op):
         yield _measure(op, case, torch.device(device), seconds, {**op.peers, **(peers or {})})
@@ -117,6 +118,8 @@ def _measure(op: Op, case: Case, device: torch.device, seconds: float, peers: Pe
             REFERENCE: _Contender(_by_name(op.reference), arguments, device),
             CEILING: _Contender(_read, {"buffer": torch.zeros(CEILING_BYTES // 4)}, device),
         }
+        if op.unfused is not None:
+            contenders[UNFUSED] = _Contender(_by_name(op.unfused), arguments, device)
         for peer, function in peers.items():
             if _takes(op, expected, function):
                 contenders[peer] = _Contender(_by_name(function), arguments, torch.device("cpu"))

@@ -19,6 +19,8 @@ UNIT = {
     torch.float32: 2.0**-23,
     torch.float16: 2.0**-10,
     torch.bfloat16: 2.0**-7,
+    torch.float8_e4m3fn: 2.0**-3,
+    torch.float8_e5m2: 2.0**-2,
 }
 
 
@@ -133,6 +135,10 @@ class Op:
         peers: other implementations with the same arguments, effects and results, by name, such as
             "engine". A peer raises NotImplementedError for arguments that it does not take. Peers
             run on the CPU; their errors are shown and do not count.
+        unfused: for an op that does the work of several: the same by separate ops, as a program
+            without this one would call them. It takes the op's arguments and returns the results by
+            name; where it leaves them, and how it rounds in between, is its own. Benchmarks time
+            it on the op's device.
         benchmarks: calls of realistic sizes, for timing; default: the largest ordinary cases.
         writes: arguments that the op writes to; default: those that its schema marks, and none
             for a `call` whose name is no registered op.
@@ -150,6 +156,7 @@ class Op:
     moved_bytes: Callable[[Arguments], int] | None = None
     operations: Callable[[Arguments], int] | None = None
     peers: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    unfused: Callable[..., Mapping[str, Tensor]] | None = None
     benchmarks: tuple[Case, ...] = ()
     writes: tuple[str, ...] | None = None
 

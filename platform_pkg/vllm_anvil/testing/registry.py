@@ -24,6 +24,7 @@ OWN = (
             "activation",
             "softmax",
             "rotary",
+            "qk_norm_rotary_write",
             "embedding",
             "attention_states",
             "cache",

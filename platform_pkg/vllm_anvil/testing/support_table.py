@@ -112,7 +112,9 @@ def _measured(op: Op, result: str | None) -> str:
             if (result is None or name == result) and value.numel() and value.is_floating_point():
                 bound = op.allowed_error(name)(value, dtype, expected.wide).double()
                 one = Tolerance(1.0).allowed(value, dtype, expected.wide)
-                units.append(float((bound / one).median()))
+                finite = value.isfinite()
+                if bool(finite.any()):
+                    units.append(float((bound.expand_as(one) / one)[finite].median()))
     if not units:
         return "by the arguments"
     low, high = (f"{value:.2g}" for value in (min(units), max(units)))

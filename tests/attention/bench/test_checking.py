@@ -280,7 +280,13 @@ def test_problems_beyond_memory_are_said_to_be(device: torch.device) -> None:
 def test_names() -> None:
     with pytest.raises(ValueError, match=r"no implementation 'tritton' \(is triton meant\?\)"):
         candidates(["tritton"])
-    assert [c.name for c in candidates([])][:4] == ["reference", "triton", "sdpa", "engine"]
+    assert [c.name for c in candidates([])][:5] == [
+        "native",
+        "reference",
+        "triton",
+        "sdpa",
+        "engine",
+    ]
     assert candidates(["sdpa", "x:y", "sdpa"]) == [
         Candidate("sdpa", users=False, named=True),
         Candidate("x:y", users=True, named=True),

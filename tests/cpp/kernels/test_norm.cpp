@@ -47,12 +47,12 @@ TEST_P(Norm, RmsNormOfEveryTypeAndSize) {
                               .residual = {},
                               .output = y.rows(),
                               .total = {},
-                              .weight = {},
-                              .size = size,
-                              .variance_size = measured,
-                              .epsilon = kEpsilon,
-                              .weight_offset = 0.25f};
-          if (weighed) args.weight = weight.parameters();
+                              .norm = {.weight = {},
+                                       .size = size,
+                                       .variance_size = measured,
+                                       .epsilon = kEpsilon,
+                                       .weight_offset = 0.25f}};
+          if (weighed) args.norm.weight = weight.parameters();
           table().rms_norm(args, 0, 1);
           table().rms_norm(args, 1, 3);
           for (int64_t row = 0; row < 3; ++row) {
@@ -88,11 +88,11 @@ TEST_P(Norm, ResidualsInPlaceAndApart) {
                                    .residual = residual.rows(),
                                    .output = y.rows(),
                                    .total = total.rows(),
-                                   .weight = {},
-                                   .size = size,
-                                   .variance_size = size,
-                                   .epsilon = kEpsilon,
-                                   .weight_offset = 0};
+                                   .norm = {.weight = {},
+                                            .size = size,
+                                            .variance_size = size,
+                                            .epsilon = kEpsilon,
+                                            .weight_offset = 0}};
         table().rms_norm(apart, 0, 2);
         RmsNormArgs in_place = apart;
         in_place.output = in_place.input;
@@ -122,15 +122,12 @@ TEST_P(Norm, RmsNormOfHugeAndTinyValues) {
     double squares = 0;
     for (double value : expected) squares += value * value / 37;
     for (double& value : expected) value /= std::sqrt(squares);
-    const RmsNormArgs args = {.input = x.rows(),
-                              .residual = {},
-                              .output = y.rows(),
-                              .total = {},
-                              .weight = {},
-                              .size = 37,
-                              .variance_size = 37,
-                              .epsilon = 0,
-                              .weight_offset = 0};
+    const RmsNormArgs args = {
+        .input = x.rows(),
+        .residual = {},
+        .output = y.rows(),
+        .total = {},
+        .norm = {.weight = {}, .size = 37, .variance_size = 37, .epsilon = 0, .weight_offset = 0}};
     table().rms_norm(args, 0, 1);
     y.expect(0, expected, 4, 0, std::to_string(scale));
   }
@@ -182,11 +179,11 @@ TEST_P(Norm, RowsLieCrosswise) {
                       .residual = {},
                       .output = y.rows(),
                       .total = {},
-                      .weight = {},
-                      .size = kSize,
-                      .variance_size = kSize,
-                      .epsilon = kEpsilon,
-                      .weight_offset = 0};
+                      .norm = {.weight = {},
+                               .size = kSize,
+                               .variance_size = kSize,
+                               .epsilon = kEpsilon,
+                               .weight_offset = 0}};
   args.input.dims = 3;
   const int64_t sizes[] = {2, 3, 4}, places[] = {1, 8, 2};  // in memory: [3, 4, 2]
   for (int d = 0; d < 3; ++d) {

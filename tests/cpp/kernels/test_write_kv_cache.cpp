@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+#include <string>
 #include <vector>
 
 #include "every_table.h"
@@ -53,6 +55,28 @@ struct Side {
   }
 };
 
+bool is_nan(const char* element, CacheType type) {
+  uint32_t bits = 0;
+  switch (type) {
+    case CacheType::kFloat32:
+      std::memcpy(&bits, element, 4);
+      return (bits & 0x7fffffff) > 0x7f800000;
+    case CacheType::kBf16:
+      std::memcpy(&bits, element, 2);
+      return (bits & 0x7fff) > 0x7f80;
+    case CacheType::kFp16:
+      std::memcpy(&bits, element, 2);
+      return (bits & 0x7fff) > 0x7c00;
+    case CacheType::kE4m3:
+      return (*element & 0x7f) == 0x7f;
+    case CacheType::kE5m2:
+      return (*element & 0x7f) > 0x7c;
+    case CacheType::kInt8:
+      return false;
+  }
+  return false;
+}
+
 class WriteKvCache : public EveryTable {};
 ANVIL_TEST_EVERY_TABLE(WriteKvCache);
 
@@ -83,6 +107,66 @@ TEST_P(WriteKvCache, WritesItsRangeOnly) {
   table().write_kv_cache(args, 1, 4);
   EXPECT_EQ(key.cache, key.expected({-1, 2, 1, 0, -1}, 4));
   EXPECT_EQ(value.cache, value.expected({-1, 2, 1, 0, -1}, 4));
+}
+
+// Elements that are converted: every table writes what the scalar one writes, bit by bit, and
+// nothing beside it.
+TEST_P(WriteKvCache, ConvertsLikeTheScalarTable) {
+  const std::vector<int64_t> slots = {3, -1, 0, 7};
+  const int64_t tokens = 4, runs = 2, run_elements = 45;
+  for (ElementType from : {ElementType::kFloat32, ElementType::kBf16, ElementType::kFp16}) {
+    const int64_t from_bytes = from == ElementType::kFloat32 ? 4 : 2;
+    // Any bits: numbers of all sizes, infinities and NaN.
+    std::vector<char> source(tokens * runs * run_elements * from_bytes);
+    for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<char>(i * i * 37 + i * 11);
+    for (CacheType to : {CacheType::kFloat32, CacheType::kBf16, CacheType::kFp16, CacheType::kE4m3,
+                         CacheType::kE5m2, CacheType::kInt8}) {
+      const int64_t to_bytes = to == CacheType::kFloat32                          ? 4
+                               : to == CacheType::kBf16 || to == CacheType::kFp16 ? 2
+                                                                                  : 1;
+      const int64_t run_bytes = (run_elements + 3) * to_bytes;
+      const auto written_by = [&](const KernelTable& table) {
+        std::vector<char> cache(8 * runs * run_bytes + to_bytes, kUntouched);
+        const CacheScatter scatter = {.source = source.data(),
+                                      .cache = cache.data() + to_bytes,
+                                      .source_token_stride = runs * run_elements * from_bytes,
+                                      .source_run_stride = run_elements * from_bytes,
+                                      .cache_block_stride = 4 * runs * run_bytes,
+                                      .cache_token_stride = runs * run_bytes,
+                                      .cache_run_stride = run_bytes,
+                                      .runs = runs,
+                                      .run_bytes = run_elements * from_bytes,
+                                      .converts = true,
+                                      .run_elements = run_elements,
+                                      .source_type = from,
+                                      .cache_type = to,
+                                      .scale = 0.7f};
+        table.write_kv_cache({scatter, scatter, slots.data(), 4}, 0, tokens);
+        return cache;
+      };
+      const std::vector<char> actual = written_by(table()),
+                              scalar = written_by(*table_for("scalar"));
+      std::vector<int64_t> places;  // of written elements
+      for (int64_t slot : {3, 0, 7}) {
+        for (int64_t run = 0; run < runs; ++run) {
+          for (int64_t i = 0; i < run_elements; ++i) {
+            places.push_back(to_bytes + (slot * runs + run) * run_bytes + i * to_bytes);
+          }
+        }
+      }
+      std::vector<char> rest = actual;
+      for (int64_t place : places) {
+        // Of NaN only that it is one: tables quieten it in ways of their own.
+        if (!is_nan(actual.data() + place, to) || !is_nan(scalar.data() + place, to)) {
+          ASSERT_EQ(std::string(actual.data() + place, to_bytes),
+                    std::string(scalar.data() + place, to_bytes))
+              << "element " << place << " of cache type " << static_cast<int>(to);
+        }
+        for (int64_t i = 0; i < to_bytes; ++i) rest[place + i] = kUntouched;
+      }
+      ASSERT_EQ(rest, std::vector<char>(rest.size(), kUntouched));
+    }
+  }
 }
 
 }  // namespace

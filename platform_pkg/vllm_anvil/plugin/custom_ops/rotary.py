@@ -159,10 +159,32 @@ class AnvilMRotaryEmbedding(_Turning, MRotaryEmbedding):
         key: Tensor | None = None,
         offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        sections = list(self.mrope_section or ()) if positions.dim() == 2 else []
+        sections = sections_of(self, positions)
         if self._turn(positions, query, key, sections, self.mrope_interleaved):
             return query, key
         return self.forward_native(positions, query, key, offsets)
+
+
+def sections_of(layer: Any, positions: Tensor) -> list[int]:
+    """How many pairs turn by each of a token's three positions; nothing where it has one."""
+    return list(getattr(layer, "mrope_section", None) or ()) if positions.dim() == 2 else []
+
+
+def turns_by_table(layer: Any) -> bool:
+    """Whether a layer does what the op does with its table, and is not turned off."""
+    return (
+        isinstance(layer, (_Plain, AnvilMRotaryEmbedding))
+        and layer._forward_method == layer.forward_oot
+    )
+
+
+def takes_positions(layer: Any, positions: Tensor) -> bool:
+    """Whether the op takes a layer's positions as they are."""
+    return (
+        positions.dtype in INDEX_DTYPES
+        and positions.device.type in DEVICES
+        and (positions.dim() == 1 or len(sections_of(layer, positions)) == 3 == positions.shape[0])
+    )
 
 
 LAYERS: dict[str, type[Any]] = {

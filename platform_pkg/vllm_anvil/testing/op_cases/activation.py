@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -133,6 +133,12 @@ def _operations(per_result: int, arguments: Arguments) -> int:
     return per_result * (arguments["x"].numel() // 2)
 
 
+def _gate_then_mul(gate: Callable[..., Tensor], x: Tensor, **options: str) -> dict[str, Tensor]:
+    """The activation and the product by torch's own ops; what is between them is rounded."""
+    first, second = x.chunk(2, dim=-1)
+    return {"result": gate(first, **options) * second}
+
+
 OPS = (
     Op(
         name="silu_and_mul",
@@ -145,6 +151,7 @@ OPS = (
         moved_bytes=moved_bytes,
         # an exponential of about ten operations, a sum, a quotient, two products
         operations=functools.partial(_operations, 14),
+        unfused=functools.partial(_gate_then_mul, torch.nn.functional.silu),
         benchmarks=_benchmarks(),
     ),
     Op(
@@ -158,6 +165,7 @@ OPS = (
         moved_bytes=moved_bytes,
         # besides, an argument of three operations
         operations=functools.partial(_operations, 17),
+        unfused=functools.partial(_gate_then_mul, torch.nn.functional.gelu),
         benchmarks=_benchmarks(approximate="tanh"),
     ),
 )

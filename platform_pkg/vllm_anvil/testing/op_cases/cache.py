@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of vllm_anvil.ops.cache. All of these ops move elements, or none: nothing is rounded."""
+"""Cases of vllm_anvil.ops.cache. These ops move elements, or none; only a write may round them."""
 
 from __future__ import annotations
 
@@ -90,6 +90,66 @@ def _write_cases() -> list[Case]:
     ]
 
 
+# Numbers that are converted: the types they have, and the caches have.
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_QUANTISED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+
+
+def _converting_case(
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    k_scale: float,
+    v_scale: float,
+    *,
+    tokens: int = 9,
+    heads: int = 3,
+    head_size: int = 40,
+    blocks: int = 7,
+    block_size: int = 4,
+    spread: float = 1.0,
+    kind: str = "ordinary",
+) -> Case:
+    """Numbers of the cache's range and beyond: `spread` is their deviation, once divided."""
+
+    def make(inputs: Inputs) -> Arguments:
+        arguments: Arguments = {"k_scale": k_scale, "v_scale": v_scale}
+        for side, scale in (("key", k_scale), ("value", v_scale)):
+            normal = inputs.normal(tokens, heads, head_size, dtype=dtype, scale=spread * scale)
+            arguments[side] = normal
+            rows = (blocks, block_size, heads, head_size)
+            arguments[f"{side}_cache"] = _bits(inputs, *rows, dtype=cache_dtype)
+        slots = _slots(inputs, tokens, blocks * block_size, min(tokens, 2))
+        return arguments | {"slot_mapping": slots}
+
+    return Case(
+        f"{_short(dtype)}-into-{_short(cache_dtype)}-tokens{tokens}-head{head_size}"
+        f"-scales{k_scale:g}-{v_scale:g}-spread{spread:g}",
+        make,
+        kind,
+    )
+
+
+def _converting_cases() -> list[Case]:
+    # float64's quotients and float32's, both rounded to whole numbers, agree for powers of two.
+    cases = [
+        _converting_case(dtype, cache_dtype, 0.25, 2.0, spread=40.0)
+        for dtype in _FLOATS
+        for cache_dtype in (*_FLOATS, *_QUANTISED)
+    ]
+    for of in _QUANTISED:
+        cases += [
+            _converting_case(torch.bfloat16, of, 1.0, 1.0, head_size=7, spread=0.01),
+            _converting_case(torch.bfloat16, of, 1.0, 1.0, spread=1e6, kind="extreme"),
+            _converting_case(torch.bfloat16, of, 0.5, 1.0, tokens=0, kind="empty"),
+        ]
+    return [
+        *cases,
+        _converting_case(torch.bfloat16, torch.float8_e4m3fn, 0.037, 1.9, head_size=129),
+        _converting_case(torch.bfloat16, torch.bfloat16, 0.037, 1.9),
+        _converting_case(torch.float32, torch.bfloat16, 1.0, 1.0),
+    ]
+
+
 # A block may be copied to several places, copied on, overwritten, or copied to itself.
 _PAIRS = ((0, 1), (4, 2), (0, 3), (3, 0), (2, 2), (1, 4), (4, 1))
 
@@ -169,11 +229,19 @@ def _with_element(
     return change
 
 
+def _with_scale(name: str, scale: float) -> Callable[[Arguments], Arguments]:
+    return lambda arguments: arguments | {name: scale}
+
+
 def _refused_writes() -> Iterator[Case]:
     plain = _write_case(torch.bfloat16, 9, 2, 31)  # 28 slots
     for slot in (28, 2**40):
         change = _with_element("slot_mapping", (4,), slot)
         yield refused(plain, f"slot-{slot}", change, IndexError)
+    for scale in (0.0, -1.0, float("inf"), float("nan")):
+        yield refused(plain, f"scale{scale}", _with_scale("v_scale", scale), ValueError)
+    whole = _write_case(torch.uint8, 9, 2, 31)
+    yield refused(whole, "scale-of-bytes", _with_scale("k_scale", 0.5), TypeError)
 
 
 def _refused_pairs(plain: Case) -> Iterator[Case]:
@@ -194,7 +262,21 @@ def _refused_block_tables() -> Iterator[Case]:
 def _moved_by_write(arguments: Arguments) -> int:
     tokens = int((arguments["slot_mapping"] >= 0).sum())
     rows = [arguments[side][:1].nbytes for side in ("key", "value")]
-    return arguments["slot_mapping"].nbytes + 2 * tokens * sum(rows)
+    rows += [arguments[f"{side}_cache"][:1, :1].nbytes for side in ("key", "value")]
+    return arguments["slot_mapping"].nbytes + tokens * sum(rows)
+
+
+def _half_a_step(expected: Tensor, dtype: torch.dtype, arguments: Arguments) -> Tensor:
+    """What rounding may change, and a quotient in float32 before it: less than one step, so that
+    a copied number remains the same. Zero for zero and what is not finite."""
+    if not dtype.is_floating_point:
+        return torch.zeros_like(expected, dtype=torch.float64)
+    limits = torch.finfo(dtype)
+    size = expected.double().abs()
+    # (mantissa, exponent) with 1/2 <= mantissa < 1.
+    exponent = torch.frexp(size.clamp_min(limits.smallest_normal)).exponent - 1
+    half = torch.ldexp(torch.full_like(size, limits.eps / 2), exponent)
+    return torch.where((size > 0) & size.isfinite(), half * (1 + 2.0**-12), 0.0)
 
 
 def _moved_by_copy(blocks: Tensor, pairs: Tensor) -> int:
@@ -216,14 +298,25 @@ OPS = (
         name="write_kv_cache",
         family="cache",
         reference=cache.write_kv_cache,
-        cases=(*_write_cases(), *_refused_writes()),
+        cases=(*_write_cases(), *_converting_cases(), *_refused_writes()),
         batch={"key": 0, "value": 0, "slot_mapping": 0},
         views=("key", "value", "key_cache", "value_cache"),
-        allowed=Tolerance(0.0),
+        allowed=_half_a_step,
         moved_bytes=_moved_by_write,
         benchmarks=(
             _write_case(torch.bfloat16, 32, 8, 128, blocks=256, block_size=16),
             _write_case(torch.bfloat16, 2048, 8, 128, blocks=256, block_size=16),
+            _converting_case(
+                torch.bfloat16,
+                torch.float8_e4m3fn,
+                0.5,
+                0.5,
+                tokens=2048,
+                heads=8,
+                head_size=128,
+                blocks=256,
+                block_size=16,
+            ),
         ),
     ),
     Op(

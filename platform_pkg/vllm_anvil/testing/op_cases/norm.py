@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -211,6 +211,24 @@ def operations(arguments: Arguments) -> int:
     return (2 + operands) * arguments["x"].numel()
 
 
+def add_then_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    epsilon: float,
+    variance_size: int | None = None,
+    weight_offset: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """The norm and the total by a sum and a norm; the total is rounded in between."""
+    total = x + residual
+    normed = torch.ops.anvil.rms_norm(total, weight, epsilon, variance_size, weight_offset)
+    return normed, total.to(residual.dtype)
+
+
+def _unfused(*names: str) -> Callable[..., dict[str, Tensor]]:
+    return lambda **arguments: dict(zip(names, add_then_norm(**arguments), strict=True))
+
+
 OPS = (
     Op(
         name="rms_norm",
@@ -234,6 +252,7 @@ OPS = (
         allowed={"result0": _FOUR, "result1": _within(1.0)},
         moved_bytes=moved_bytes,
         operations=operations,
+        unfused=_unfused("result0", "result1"),
         benchmarks=_benchmarks(FUSED),
     ),
     Op(
@@ -246,6 +265,7 @@ OPS = (
         allowed={"x": _FOUR, "residual": _within(1.0)},
         moved_bytes=moved_bytes,
         operations=operations,
+        unfused=_unfused("x", "residual"),
         benchmarks=_benchmarks(FUSED),
     ),
     Op(
