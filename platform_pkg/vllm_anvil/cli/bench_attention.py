@@ -28,7 +28,7 @@ def attention(
     impl: Annotated[
         list[str] | None,
         typer.Option(
-            help="reference, triton, sdpa, engine, an installed entry point, or your own as "
+            help="native, reference, triton, sdpa, engine, an installed entry point, or your own as "
             "module:function or file.py:function; may be repeated. Default: all there are.",
             show_default=False,
         ),
