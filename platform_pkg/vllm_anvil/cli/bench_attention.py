@@ -28,8 +28,8 @@ def attention(
     impl: Annotated[
         list[str] | None,
         typer.Option(
-            help="native, reference, triton, sdpa, engine, an installed entry point, or your own as "
-            "module:function or file.py:function; may be repeated. Default: all there are.",
+            help="native, reference, triton, sdpa, engine, an installed entry point, or your own "
+            "as module:function or file.py:function; may be repeated. Default: all there are.",
             show_default=False,
         ),
     ] = None,
