@@ -25,11 +25,11 @@ struct CacheScatter {
   int64_t cache_run_stride;
   int64_t runs;
   int64_t run_bytes;  // of the source
-  bool converts;
-  int64_t run_elements;
-  ElementType source_type;
-  CacheType cache_type;
-  float scale;
+  bool converts = false;
+  int64_t run_elements = 0;
+  ElementType source_type = ElementType::kFloat32;
+  CacheType cache_type = CacheType::kFloat32;
+  float scale = 1;
 };
 
 struct WriteKvCacheArgs {

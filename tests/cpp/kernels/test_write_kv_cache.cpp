@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "every_table.h"
+#include "guarded_memory.h"
 
 namespace anvil::kernels {
 namespace {
@@ -165,6 +166,35 @@ TEST_P(WriteKvCache, ConvertsLikeTheScalarTable) {
         for (int64_t i = 0; i < to_bytes; ++i) rest[place + i] = kUntouched;
       }
       ASSERT_EQ(rest, std::vector<char>(rest.size(), kUntouched));
+    }
+  }
+}
+
+TEST_P(WriteKvCache, TouchesNothingBeforeOrBehindItsTensors) {
+  // Both ends of the cache and of the source, whose rows lie next to each other.
+  const std::vector<int64_t> slots = {11, 0, 4};
+  constexpr int64_t kRuns = 2, kBlockSize = 4, kSlots = 12;
+  for (int64_t bytes : {1, 2, 7, 8, 31, 32, 33, 63, 64, 65, 100, 128, 300}) {
+    for (Place place : kPlaces) {
+      const int64_t row = kRuns * bytes;
+      GuardedMemory source(slots.size() * row, place), cache(kSlots * row, place);
+      std::memset(source.data(), 1, source.bytes());
+      source.make_read_only();
+      const CacheScatter side = {.source = source.data(),
+                                 .cache = cache.data(),
+                                 .source_token_stride = row,
+                                 .source_run_stride = bytes,
+                                 .cache_block_stride = kBlockSize * row,
+                                 .cache_token_stride = row,
+                                 .cache_run_stride = bytes,
+                                 .runs = kRuns,
+                                 .run_bytes = bytes};
+      table().write_kv_cache({side, side, slots.data(), kBlockSize}, 0, 3);
+      for (int64_t i = 0; i < kSlots * row; ++i) {
+        const int64_t slot = i / row;
+        EXPECT_EQ(cache.data()[i], slot == 0 || slot == 4 || slot == 11 ? 1 : '\xff') << slot;
+      }
+      EXPECT_TRUE(cache.surroundings_are_intact()) << bytes << " bytes";
     }
   }
 }
