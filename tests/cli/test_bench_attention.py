@@ -98,7 +98,7 @@ def test_a_users_own_that_is_wrong(tmp_path: Path) -> None:
         (["q3", "--model-shape", "lama-3-8b"], "is llama-3-8b meant?"),
         (["q3", "--impl", "refrence"], "is reference meant?"),
         (["q3", "--dtype", "int8"], "no dtype 'int8': choose bfloat16"),
-        (["q3", "--kv-dtype", "int8"], "no kv-dtype 'int8'"),
+        (["q3", "--kv-dtype", "int4"], "no kv-dtype 'int4'"),
         (["q3", "--layout", "NHD"], "no layout 'NHD'"),
         (["q3", "--heads", "4"], "needs both --heads and --head-size"),
         (["q3", "--kv-heads", "4"], "go with --heads and --head-size"),

@@ -38,7 +38,8 @@ def test_without_anything_else() -> None:
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[:4] == [
+    assert lines[:5] == [
+        "native:refused:False",
         "reference:passed:True",
         "triton:not available:False",
         "sdpa:passed:True",
