@@ -216,15 +216,13 @@ def test_a_step_is_its_layers_one_by_one(monkeypatch: Any, norm: Any, layers: st
     assert op_arguments.fallbacks == before
 
 
-@pytest.mark.parametrize("case", ["no slots", "float64", "short positions"])
+@pytest.mark.parametrize("case", ["no slots", "short positions"])
 def test_what_a_step_cannot_do_its_layers_do(monkeypatch: Any, case: str) -> None:
     inputs = tokens(5)
     module = SelfAttention(rotary(), attention(), RMSNorm)
     slots: list[int] | None = [3, -1, 9, 0, 22]
     if case == "no slots":
         slots = None
-    elif case == "float64":
-        inputs["hidden_states"] = inputs["hidden_states"].double()
     else:
         inputs["positions"] = inputs["positions"].short()
     apart = run(module, slots, monkeypatch, **inputs)

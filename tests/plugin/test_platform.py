@@ -89,7 +89,7 @@ def test_layers_of_both_kinds_get_their_backend(
         (None, {"use_sparse": True}, "sparse"),
         (None, {"kv_cache_dtype": "int8_per_token_head"}, "kv_cache_dtype"),
         (None, {"dtype": torch.float64}, "dtype"),
-        (None, {"use_batch_invariant": True}, "VLLM_BATCH_INVARIANT"),
+        (None, {"use_mla": True, "use_batch_invariant": True}, "VLLM_BATCH_INVARIANT"),
     ],
 )
 def test_attention_that_is_refused(
