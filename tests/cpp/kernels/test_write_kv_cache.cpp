@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "cache_numbers.h"
 #include "every_table.h"
 #include "guarded_memory.h"
 
@@ -170,31 +171,44 @@ TEST_P(WriteKvCache, ConvertsLikeTheScalarTable) {
   }
 }
 
+// Both ends of the source and of the cache, whose rows lie next to each other.
 TEST_P(WriteKvCache, TouchesNothingBeforeOrBehindItsTensors) {
-  // Both ends of the cache and of the source, whose rows lie next to each other.
   const std::vector<int64_t> slots = {11, 0, 4};
   constexpr int64_t kRuns = 2, kBlockSize = 4, kSlots = 12;
-  for (int64_t bytes : {1, 2, 7, 8, 31, 32, 33, 63, 64, 65, 100, 128, 300}) {
-    for (Place place : kPlaces) {
-      const int64_t row = kRuns * bytes;
-      GuardedMemory source(slots.size() * row, place), cache(kSlots * row, place);
-      std::memset(source.data(), 1, source.bytes());
-      source.make_read_only();
-      const CacheScatter side = {.source = source.data(),
-                                 .cache = cache.data(),
-                                 .source_token_stride = row,
-                                 .source_run_stride = bytes,
-                                 .cache_block_stride = kBlockSize * row,
-                                 .cache_token_stride = row,
-                                 .cache_run_stride = bytes,
-                                 .runs = kRuns,
-                                 .run_bytes = bytes};
-      table().write_kv_cache({side, side, slots.data(), kBlockSize}, 0, 3);
-      for (int64_t i = 0; i < kSlots * row; ++i) {
-        const int64_t slot = i / row;
-        EXPECT_EQ(cache.data()[i], slot == 0 || slot == 4 || slot == 11 ? 1 : '\xff') << slot;
+  for (int64_t elements : {1, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 65, 100}) {
+    for (ElementType from : {ElementType::kFloat32, ElementType::kBf16, ElementType::kFp16}) {
+      for (CacheType to : {CacheType::kFloat32, CacheType::kBf16, CacheType::kFp16,
+                           CacheType::kE4m3, CacheType::kE5m2, CacheType::kInt8}) {
+        for (Place place : kPlaces) {
+          const int64_t from_run = elements * size_of(as_cache_type(from));
+          const int64_t to_run = elements * size_of(to);
+          GuardedMemory source(slots.size() * kRuns * from_run, place);
+          GuardedMemory cache(kSlots * kRuns * to_run, place);
+          std::memset(source.data(), 0, source.bytes());
+          source.make_read_only();
+          const CacheScatter side = {.source = source.data(),
+                                     .cache = cache.data(),
+                                     .source_token_stride = kRuns * from_run,
+                                     .source_run_stride = from_run,
+                                     .cache_block_stride = kBlockSize * kRuns * to_run,
+                                     .cache_token_stride = kRuns * to_run,
+                                     .cache_run_stride = to_run,
+                                     .runs = kRuns,
+                                     .run_bytes = from_run,
+                                     .converts = to != as_cache_type(from),
+                                     .run_elements = elements,
+                                     .source_type = from,
+                                     .cache_type = to,
+                                     .scale = 1.0f};
+          table().write_kv_cache({side, side, slots.data(), kBlockSize}, 0, 3);
+          for (int64_t i = 0; i < kSlots * kRuns * to_run; ++i) {
+            const int64_t slot = i / (kRuns * to_run);
+            const bool written = slot == 0 || slot == 4 || slot == 11;
+            ASSERT_EQ(cache.data()[i], written ? 0 : '\xff') << "slot " << slot;
+          }
+          EXPECT_TRUE(cache.surroundings_are_intact()) << elements << " elements";
+        }
       }
-      EXPECT_TRUE(cache.surroundings_are_intact()) << bytes << " bytes";
     }
   }
 }
