@@ -37,7 +37,8 @@ build: $(STAMPS)/engine ## Compile the C++ module in place
 	@$(STEP) "compiling the C++ module" $(BIN)/python setup.py build_ext --inplace
 
 test: $(STAMPS)/dev model test-cpp ## Run the test suite (PYTEST_ARGS="tests/device -k ...")
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(PYTEST_ARGS) || { status=$$?; [ $$status -le 128 ] || \
+	  echo "signal $$((status - 128)) ended pytest in $$(cat build/last_test)" >&2; exit $$status; }
 
 test-full: $(STAMPS)/dev model test-cpp ## Run the test suite with its slow part
 	$(BIN)/python -m pytest -m "slow or not slow" $(PYTEST_ARGS)

@@ -20,6 +20,17 @@ ROOT = Path(__file__).resolve().parent.parent
 # No test may look for a model on a hub; subprocesses inherit it.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+# Where the process that runs the suite, and none that its tests start, notes which test it has
+# begun: what ends it without Python's help does not say where. `make test` reads it then.
+LAST_TEST = ROOT / "build" / "last_test"
+OWN = str(os.getpid())
+SUITE = os.environ.setdefault("TEST_SUITE_PROCESS", OWN) == OWN
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    if SUITE and LAST_TEST.parent.is_dir():
+        LAST_TEST.write_text(nodeid)
+
 
 def run_tool(script: str, *arguments: str | Path) -> str:
     """Run tools/`script` in a fresh process and return the last line it prints."""
