@@ -140,21 +140,18 @@ inline void compute_item(const AttentionArgs& args, const AttentionShape& shape,
                          const WorkerScratch& scratch) {
   const QueryRows rows = {args, item.request, item.kv_head, item.row, item.rows};
   const int64_t columns = shape.value_columns;
-  const int64_t request_rows =
-      (args.query_start_loc[item.request + 1] - args.query_start_loc[item.request]) * rows.group();
-  const bool few = request_rows <= shape.few_rows;
   const bool alone = item.merge < 0;
   const int64_t count = item.heads * item.rows;
   const RowStates states = states_at(
       alone ? scratch.states : plan.part_sums + item.part * plan.part_floats, count, columns);
   if (!alone || args.fixed_split == 0) {
-    compute_range(rows, item.heads, few, item.key_begin, item.key_end, scratch, states);
+    compute_range(rows, item.heads, item.few, item.key_begin, item.key_end, scratch, states);
   } else {
     clear_states(states, count);
     const RowStates part = states_at(scratch.part, count, columns);
     for (int64_t key = item.key_begin; key < item.key_end;) {
       const int64_t end = smaller(item.key_end, (key / args.fixed_split + 1) * args.fixed_split);
-      compute_range(rows, item.heads, few, key, end, scratch, part);
+      compute_range(rows, item.heads, item.few, key, end, scratch, part);
       add_states(states, part, count);
       key = end;
     }

@@ -110,7 +110,8 @@ class Planner {
                                  static_cast<int32_t>(tile.key_begin),
                                  static_cast<int32_t>(tile.key_end),
                                  -1,
-                                 0};
+                                 0,
+                                 tile.few};
     const int64_t cost = tile.cost * heads, step = step_of(tile, cost);
     if (step == 0) return emit(whole, cost);
     AttentionMerge& merge = plan_.merges[num_merges_];

@@ -20,6 +20,7 @@ struct AttentionItem {
   int32_t key_begin, key_end;  // the union of what the rows see, or a part of it
   int32_t merge;               // which AttentionMerge takes its sums; -1: it is alone
   int32_t part;                // place of its sums in the workspace
+  bool few;                    // computed without tiles
 };
 
 // Items whose sums are one result.

@@ -20,7 +20,7 @@ namespace anvil::kernels::ANVIL_ISA_NAMESPACE {
 // Rows of one head, and of all heads of an item.
 constexpr int64_t kMostFewRows = 16;
 constexpr int64_t kMostHeadRows = 64;
-// Bytes of a chunk: while it is computed, the next one is fetched beside it into the first cache.
+// Bytes of a chunk, of which the first cache holds two: rows of keys are read once per query row.
 constexpr int64_t kChunkBytes = 16 << 10;
 
 template <typename Product>
