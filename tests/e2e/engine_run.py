@@ -3,10 +3,11 @@
 
 JOB: {"engine": arguments of vllm.LLM, "requests": [{"token_ids": [...], "params": {...}}, ...],
 "batches": lists of numbers of requests that run together, by default one of all}.
-RESULT: {"platform", "device_type", "runner", "has_triton", "sanitizer_reports",
-"backends", "outputs": [{"token_ids", "cached", "prompt_logprobs", "completions"}, ...]} in the
-order of the batches; the reports and the names of the attention backends are this process's, so
-that they are the engine's where VLLM_ENABLE_V1_MULTIPROCESSING=0.
+RESULT: {"platform", "device_type", "runner", "has_triton", "sanitizer_reports", "backends",
+"forwards", "outputs": [{"token_ids", "cached", "prompt_logprobs", "completions"}, ...]} in the
+order of the batches; the reports, the names of the attention backends and how often the model's
+Python ran for the requests are this process's, so that they are the engine's where
+VLLM_ENABLE_V1_MULTIPROCESSING=0.
 A process of its own keeps engines apart; the environment chooses the platform.
 """
 
@@ -58,13 +59,18 @@ def described(output: Any) -> dict[str, Any]:
     }
 
 
+def model_runner(llm: Any) -> Any:
+    """Of an engine in this process; None where it has a process of its own."""
+    executor = getattr(llm.llm_engine, "model_executor", None)
+    return None if executor is None else executor.driver_worker.worker.model_runner
+
+
 def backends(llm: Any) -> list[str]:
     """Names of the attention backends of an engine in this process."""
-    executor = getattr(llm.llm_engine, "model_executor", None)
-    if executor is None:
+    runner = model_runner(llm)
+    if runner is None:
         return []
-    groups = executor.driver_worker.worker.model_runner.attn_groups
-    return sorted({group.backend.get_name() for one in groups for group in one})
+    return sorted({group.backend.get_name() for one in runner.attn_groups for group in one})
 
 
 def main(job_path: str, result_path: str) -> None:
@@ -75,6 +81,14 @@ def main(job_path: str, result_path: str) -> None:
     job = json.loads(Path(job_path).read_text())
     llm = LLM(**job["engine"])
     requests = job["requests"]
+    forwards = 0
+
+    def count(*_: Any) -> None:
+        nonlocal forwards
+        forwards += 1
+
+    if (runner := model_runner(llm)) is not None:
+        runner.get_model().register_forward_pre_hook(count)
     outputs = []
     for batch in job.get("batches", [list(range(len(requests)))]):
         chosen = [requests[number] for number in batch]
@@ -89,6 +103,7 @@ def main(job_path: str, result_path: str) -> None:
         "runner": "v2" if llm.llm_engine.vllm_config.use_v2_model_runner else "v1",
         "has_triton": HAS_TRITON,
         "backends": backends(llm),
+        "forwards": forwards,
         "outputs": outputs,
     }
     Path(result_path).write_text(json.dumps(result))

@@ -124,7 +124,6 @@ WORKER_INHERITED_ON_PURPOSE = {
     "vocab_size": ENGINE,
     "_scoped_allocator_max_split": GPU_ONLY,
     # The KV cache and its size: measured through torch.accelerator, which is ours.
-    "determine_available_memory": "profiles a forward pass against the device's own memory",
     "get_kv_cache_spec": RUNNER,
     "initialize_from_config": "allocates under the tag kv_cache",
     "get_supported_kv_cache_layouts": "asks the attention backend",
@@ -134,7 +133,7 @@ WORKER_INHERITED_ON_PURPOSE = {
     # Running.
     "compile_or_warm_up_model": "its warm-ups of GPU kernels are switched off in engine_config",
     "_maybe_activate_jit_monitor": "switched off in engine_config",
-    "_get_cudagraph_capture_context": "nothing is captured",
+    "_get_cudagraph_capture_context": "no profiler unless one is configured",
     "_init_workspace_and_model_runner": "calls our _make_model_runner",
     "execute_dummy_batch": RUNNER,
     "randomize_dummy_inputs": ENGINE,

@@ -30,7 +30,7 @@ def test_defaults(configure: Any) -> None:
     config = configure()
     assert config.parallel_config.worker_cls == "vllm_anvil.plugin.worker.AnvilWorker"
     assert config.compilation_config.mode == CompilationMode.NONE
-    assert config.compilation_config.cudagraph_mode == CUDAGraphMode.NONE
+    assert config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL_DECODE_ONLY
     assert config.scheduler_config.async_scheduling is False
     assert config.scheduler_config.disable_hybrid_kv_cache_manager is False
     assert config.use_v2_model_runner is True
@@ -73,9 +73,9 @@ def test_a_worker_that_the_user_named_is_kept(configure: Any) -> None:
 
 
 def test_compilation_that_was_asked_for_is_set_to_none(configure: Any) -> None:
-    config = configure(compilation_config={"mode": 3, "cudagraph_mode": "FULL"})
+    config = configure(compilation_config={"mode": 3, "cudagraph_mode": "FULL_AND_PIECEWISE"})
     assert config.compilation_config.mode == CompilationMode.NONE
-    assert config.compilation_config.cudagraph_mode == CUDAGraphMode.NONE
+    assert config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL_DECODE_ONLY
 
 
 def test_attention_backend_may_be_named(configure: Any) -> None:

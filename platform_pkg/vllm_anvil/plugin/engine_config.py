@@ -15,7 +15,7 @@ from vllm.config import VllmConfig
 from vllm.v1.attention.backend import AttentionBackend
 
 import vllm_anvil.device as anvil
-from vllm_anvil.plugin import attention, eager, fit, record_settings
+from vllm_anvil.plugin import attention, fit, graph_config, record_settings
 from vllm_anvil.plugin.refusal import Refusal, refuse
 
 
@@ -124,7 +124,7 @@ REFUSALS = (
 
 def apply_defaults(config: VllmConfig) -> None:
     """Fills in what the user left open, where the engine's default would suit a GPU only."""
-    eager.prefer(config)
+    graph_config.prefer(config)
     # Warm-ups of CuTe and FlashInfer kernels, which are not launched here, and of Triton kernels,
     # which are compiled within milliseconds when they are first launched.
     config.kernel_config.enable_jit_warmup = False
@@ -171,7 +171,7 @@ def update(config: VllmConfig, worker_cls: str) -> None:
     if parallel.worker_cls == "auto":
         parallel.worker_cls = worker_cls
 
-    eager.enforce(config, "the anvil device")
+    graph_config.enforce(config)
 
     # A second batch in flight costs each request one step past its end, and on few cores takes the
     # first one's. It runs, but is not known to be worth that.

@@ -201,8 +201,13 @@ class AnvilPlatform(Platform):
 
     @classmethod
     def support_static_graph_mode(cls) -> bool:
-        """False: this model runner's steps are not captured; vLLM sets `cudagraph_mode` to NONE."""
-        return False
+        """True: steps are recorded into the device's graphs, see plugin/graph_config.py."""
+        return True
+
+    @classmethod
+    def graph_pool_handle(cls) -> Any:
+        """An id for graphs that share their memory."""
+        return _anvil().graph_pool_handle()
 
     @classmethod
     def check_runner_kv_caches_multi_layer(cls) -> None:

@@ -22,6 +22,7 @@ from vllm.platforms.interface import set_assigned_physical_gpu_ids
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.utils.mem_utils import MemorySnapshot, format_gib
 from vllm.utils.torch_utils import set_random_seed
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
 from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
 from vllm.v1.worker.utils import request_memory
 
@@ -142,6 +143,16 @@ class AnvilWorker(RecordingWorker):
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[None]:
         """Memory allocated inside is accounted under `tag`: "weights", "kv_cache" and so on."""
         return anvil.memory_tag(tag)
+
+    def determine_available_memory(self) -> int:
+        """Bytes for the KV cache: what is left of the memory to use after the weights, the largest
+        step and the graphs, which the engine estimates on CUDA and XPU devices only."""
+        available = super().determine_available_memory()
+        runner = self.model_runner
+        if isinstance(runner, GPUModelRunnerV2) and self.cache_config.kv_cache_memory_bytes is None:
+            self.cudagraph_memory_estimate = runner.profile_cudagraph_memory()
+            available -= self.cudagraph_memory_estimate
+        return available
 
     def initialize_cache(self, num_gpu_blocks: int, num_cpu_blocks: int = 0) -> None:
         """Records the size of the cache, in blocks. vLLM's document promises the call; the engine

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seam: streams and events that the engine's model runner takes from `torch.cuda`.
+"""Seam: streams, events and graphs that the engine's model runners take from `torch.cuda`.
 
 What vLLM does
     `vllm.v1.worker.gpu_model_runner` (and what it calls: asynchronous outputs, draft tokens,
     pooler outputs) names `torch.cuda.Stream`, `Event`, `current_stream`, `default_stream`,
-    `stream` and `set_stream` for whatever device it runs on. vLLM's own XPU runner rebinds the
-    same names.
+    `stream` and `set_stream` for whatever device it runs on, and
+    `vllm.v1.worker.gpu.cudagraph_utils` captures decode steps with `torch.cuda.CUDAGraph` and
+    `graph`. vLLM's own XPU runner rebinds the same names.
 What is changed
     Those names mean the device's in this process, once a worker of it runs there. Each is a
     function or class of its own, not `torch.anvil`'s object, since TorchDynamo refuses two names
@@ -27,7 +28,7 @@ import torch
 
 import vllm_anvil.device as anvil
 
-NAMES = ("Stream", "Event", "current_stream", "default_stream", "stream")
+NAMES = ("Stream", "Event", "CUDAGraph", "graph", "current_stream", "default_stream", "stream")
 
 
 class Stream(anvil.Stream):
@@ -36,6 +37,14 @@ class Stream(anvil.Stream):
 
 class Event(anvil.Event):
     """An event of the device, under the name that the engine uses."""
+
+
+class CUDAGraph(anvil.Graph):
+    """A recorded graph of the device, under the name that the engine uses."""
+
+
+class graph(anvil.graph):
+    """Captures into a graph of the device, under the name that the engine uses."""
 
 
 def current_stream(device: torch.types.Device = None) -> Any:
