@@ -116,6 +116,8 @@ PYBIND11_MODULE(_C, m) {
   def(m, "set_device", [](int device) { anvil::check(anvilSetDevice(device)); });
   def(m, "device_properties", &device_properties);
   def(m, "worker_count", [](int device) { return anvilWorkerCount(device); });
+  def(m, "set_worker_count",
+      [](int device, int count) { anvil::check(anvilSetWorkerCount(device, count)); });
   def(m, "is_initialized", [] { return anvilIsInitialized() != 0; });
   def(m, "is_forked_child", [] { return anvilIsForkedChild() != 0; });
   m.def("default_generator",

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <string>
+#include <thread>
 #include <utility>
 
 #include "device.h"
@@ -25,6 +27,10 @@ constexpr uint32_t kCallerAsleep = uint32_t{1} << 31;
 
 // Between two regions of one model layer lie some microseconds: short enough to wait awake.
 constexpr auto kSpinTime = std::chrono::microseconds(40);
+
+// More threads than cores are of use to tests only, which have few cores to show that results do
+// not depend on how work is cut.
+constexpr int kLeastCapacity = 64;
 
 thread_local bool inside_region = false;
 
@@ -67,7 +73,27 @@ struct ThreadStart {
 }  // namespace
 
 WorkerPool::WorkerPool(int device, std::vector<int> cores)
-    : device_(device), cores_(std::move(cores)), offers_(new Offer[cores_.size()]) {}
+    : device_(device),
+      cores_(std::move(cores)),
+      capacity_(std::max(kLeastCapacity, static_cast<int>(cores_.size()))),
+      size_(static_cast<int>(cores_.size())),
+      offers_(new Offer[static_cast<size_t>(capacity_)]) {}
+
+anvilError_t WorkerPool::Resize(int count) {
+  if (count < 1 || count > capacity_) {
+    return Fail(ANVIL_ERROR_INVALID_VALUE, "A device's regions are shared by 1 to " +
+                                               std::to_string(capacity_) + " threads, not by " +
+                                               std::to_string(count));
+  }
+  Acquire();
+  size_.store(count, std::memory_order_relaxed);
+  busy_.store(false, std::memory_order_release);
+  return ANVIL_SUCCESS;
+}
+
+void WorkerPool::Acquire() {
+  while (busy_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
+}
 
 void* WorkerPool::ThreadMain(void* arg) {
   const std::unique_ptr<ThreadStart> start(static_cast<ThreadStart*>(arg));
@@ -75,17 +101,17 @@ void* WorkerPool::ThreadMain(void* arg) {
   return nullptr;
 }
 
-void WorkerPool::Start() {
-  started_ = true;
-  int status = 0;
-  for (int worker = 1; worker < size(); ++worker) {
-    auto start = std::make_unique<ThreadStart>(ThreadStart{this, worker});
-    status = StartThread(ThreadMain, start.get());
-    if (status != 0) break;
-    start.release();
-    ++threads_;
-  }
-  if (status != 0) {
+// Until `count` threads take part, the caller included, or the system refuses one.
+void WorkerPool::StartThreads(int count) {
+  while (threads_ < count && !refused_) {
+    auto start = std::make_unique<ThreadStart>(ThreadStart{this, threads_});
+    const int status = StartThread(ThreadMain, start.get());
+    if (status == 0) {
+      start.release();
+      ++threads_;
+      continue;
+    }
+    refused_ = true;
     // Slower, but right: worth a word, not a failure.
     std::fprintf(stderr,
                  "anvil: device %d runs on %d of its %d cores: the system refused more threads "
@@ -157,7 +183,7 @@ anvilError_t WorkerPool::Run(int64_t n, int64_t grain, anvilRangeFn fn, void* ar
     std::string words;
     return RunRange(region, 0, n, 0, &words) ? ANVIL_SUCCESS : FailRegion(words);
   }
-  if (!started_) Start();
+  if (threads_ < region.parts) StartThreads(size());
   region.parts = std::min<int64_t>(region.parts, threads_);
   region_ = region;
   unfinished_.store(static_cast<uint32_t>(region.parts - 1), std::memory_order_relaxed);
@@ -183,6 +209,14 @@ anvilError_t anvilParallelFor(int device, int64_t n, int64_t grain, anvilRangeFn
     Device* found = nullptr;
     const anvilError_t status = GetDevice(device, &found);
     return status == ANVIL_SUCCESS ? found->workers.Run(n, grain, fn, arg) : status;
+  });
+}
+
+anvilError_t anvilSetWorkerCount(int device, int count) {
+  return Guarded([&] {
+    Device* found = nullptr;
+    const anvilError_t status = GetDevice(device, &found);
+    return status == ANVIL_SUCCESS ? found->workers.Resize(count) : status;
   });
 }
 

@@ -31,7 +31,14 @@ class WorkerPool {
   // Fails with ANVIL_ERROR_COMMAND when `fn` throws.
   anvilError_t Run(int64_t n, int64_t grain, anvilRangeFn fn, void* arg);
 
-  int size() const { return static_cast<int>(cores_.size()); }
+  // Threads that share regions, the caller included: one for each core unless set otherwise.
+  int size() const { return size_.load(std::memory_order_relaxed); }
+
+  // Fails with ANVIL_ERROR_INVALID_VALUE for a count below 1 or above capacity(). Waits for a
+  // region that is running; not to be called within one.
+  anvilError_t Resize(int count);
+
+  int capacity() const { return capacity_; }
 
   struct Region {
     anvilRangeFn fn = nullptr;
@@ -46,7 +53,8 @@ class WorkerPool {
     std::atomic<uint32_t> state{0};
   };
 
-  void Start();
+  void StartThreads(int count);
+  void Acquire();
   void WorkerLoop(int worker);
   static void* ThreadMain(void* arg);
   void RunPart(const Region& region, int64_t part);
@@ -56,9 +64,11 @@ class WorkerPool {
 
   const int device_;
   const std::vector<int> cores_;
+  const int capacity_;
+  std::atomic<int> size_;
   std::atomic<bool> busy_{false};  // a region is running; the holder is the only one to write below
-  bool started_ = false;
-  int threads_ = 1;  // that take part, the caller included; fewer than cores_ if some did not start
+  int threads_ = 1;                // that have started, the caller included
+  bool refused_ = false;           // the system would start no more
   std::unique_ptr<Offer[]> offers_;  // by worker
   Region region_;  // written while no offer is open, read by whoever has taken one
   alignas(64) std::atomic<uint32_t> unfinished_{0};  // parts, and whether the caller sleeps

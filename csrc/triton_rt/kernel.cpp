@@ -54,7 +54,7 @@ class Run {
     if (next_.load(std::memory_order_relaxed) < total_) {
       turn_ = programs_in(kTurn, estimate);
       workers_ = team.count;
-      team.run(team.count, [](void* run) { static_cast<Run*>(run)->share(); }, this);
+      team.run(team.context, team.count, [](void* run) { static_cast<Run*>(run)->share(); }, this);
     }
     learn();
     return std::move(failure_);

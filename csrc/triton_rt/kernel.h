@@ -32,11 +32,12 @@ struct Grid {
 // Programs of a grid at most.
 constexpr int64_t kMaxPrograms = INT64_C(1) << 31;
 
-// The threads that may share a grid: `run` calls task(argument) `count` times, once on each thread
-// where it can, and returns when all calls have returned.
+// The threads that may share a grid: `run`, which is given `context`, calls task(argument) `count`
+// times, once on each thread where it can, and returns when all calls have returned.
 struct Team {
   int count = 1;
-  void (*run)(int count, void (*task)(void*), void* argument) = nullptr;
+  void (*run)(void* context, int count, void (*task)(void*), void* argument) = nullptr;
+  void* context = nullptr;
 };
 
 // Runs all programs of the grid. Short launches stay on the calling thread; longer ones are shared

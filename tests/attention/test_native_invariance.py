@@ -15,6 +15,7 @@ from torch import Tensor
 
 from anvil_attention import verification
 from anvil_attention.contract import AttentionCall, AttentionSpec
+from vllm_anvil import device as anvil
 
 ANVIL = torch.device("anvil")
 
@@ -53,12 +54,12 @@ def call(request: pytest.FixtureRequest) -> AttentionCall:
     return SweepCase(spec, BATCH, shared=request.param == "latent").call()
 
 
-@pytest.fixture(params=[1, 2], ids=lambda number: f"{number} threads")
+@pytest.fixture(params=[1, 2, 3], ids=lambda number: f"{number} threads")
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
+    before = anvil.get_num_threads()
+    anvil.set_num_threads(request.param)
     yield request.param
-    torch.set_num_threads(before)
+    anvil.set_num_threads(before)
 
 
 def computed(call: AttentionCall, device: torch.device = ANVIL) -> Tensor:

@@ -1,10 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether the rows of a batch are computed by themselves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+from vllm_anvil import device as anvil
+
+
+@contextmanager
+def device_threads(count: int) -> Iterator[None]:
+    """As many threads share the work of the device's ops inside."""
+    before = anvil.get_num_threads()
+    anvil.set_num_threads(count)
+    try:
+        yield
+    finally:
+        anvil.set_num_threads(before)
 
 
 def check_rows_are_independent(call: Callable[[Tensor], Tensor], rows: Tensor) -> None:
@@ -14,10 +28,6 @@ def check_rows_are_independent(call: Callable[[Tensor], Tensor], rows: Tensor) -
     assert torch.equal(call(rows[order]), together[order])
     for row in range(0, len(rows), 7):
         assert torch.equal(call(rows[row : row + 1])[0], together[row])
-    threads = torch.get_num_threads()
-    try:
-        for number in (1, 2, 3):
-            torch.set_num_threads(number)
+    for number in (1, 2, 3):
+        with device_threads(number):
             assert torch.equal(call(rows), together)
-    finally:
-        torch.set_num_threads(threads)

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from vllm_anvil.ops import ceiling
 from vllm_anvil.references import ceiling as reference
+from vllm_anvil.testing.threads import thread_count
+
+from .row_independence import device_threads
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -32,14 +35,10 @@ def test_any_dtype_and_offset(device: torch.device, dtype: torch.dtype) -> None:
 def test_reads_the_same_with_any_number_of_threads() -> None:
     data = random_bytes(3_000_001)
     expected = reference.ceiling_read(data)
-    threads = torch.get_num_threads()
-    try:
-        for number in (1, 2, 3, 7):
-            torch.set_num_threads(number)
+    for number in (1, 2, 3, 7):
+        with device_threads(number), thread_count(number):
             assert torch.equal(ceiling.ceiling_read(data), expected)
             assert torch.equal(ceiling.ceiling_read(data.to("anvil")).cpu(), expected)
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -57,17 +56,13 @@ def test_operations_are_counted(device: torch.device, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_thread_computes(dtype: torch.dtype) -> None:
     seed = torch.rand(64).to(dtype)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
+    with thread_count(1):
         one = ceiling.ceiling_arithmetic(seed, 10)
-        for number in (2, 3):
-            torch.set_num_threads(number)
+    for number in (2, 3):
+        with device_threads(number), thread_count(number):
             for device in ("cpu", "anvil"):
                 several = ceiling.ceiling_arithmetic(seed.to(device), 10).cpu()
                 torch.testing.assert_close(several, number * one)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def test_reference_counts_its_operations() -> None:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from vllm_anvil.ops import embedding
 
+from .row_independence import device_threads
+
 
 def weights(rows: int = 20, hidden: int = 33) -> Tensor:
     return torch.randn(rows, hidden, generator=torch.Generator().manual_seed(rows)).bfloat16()
@@ -33,14 +35,10 @@ def test_rows_that_overlap(device: torch.device) -> None:
 
 def test_the_same_whatever_the_number_of_threads() -> None:
     ids, weight = torch.arange(4000) * 7 % 500, weights(500, 64).to("anvil")
-    threads = torch.get_num_threads()
-    try:
-        for number in (1, 2, 3):
-            torch.set_num_threads(number)
+    for number in (1, 2, 3):
+        with device_threads(number):
             result = embedding.embedding(ids.to("anvil"), weight, torch.float32)
-            assert torch.equal(result.cpu(), weights(500, 64).float()[ids])
-    finally:
-        torch.set_num_threads(threads)
+        assert torch.equal(result.cpu(), weights(500, 64).float()[ids])
 
 
 def test_a_replayed_graph_reads_and_checks_ids_anew() -> None:

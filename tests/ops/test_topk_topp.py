@@ -16,6 +16,8 @@ from torch import Tensor
 from vllm_anvil.ops import sampling
 from vllm_anvil.references import sampling as reference
 
+from .row_independence import device_threads
+
 EDGE = 1e-6
 UNTOUCHED = -77.0
 
@@ -207,14 +209,10 @@ def test_nan_and_infinity(device: torch.device) -> None:
 def test_the_same_whatever_the_number_of_threads() -> None:
     logits = random_logits(37, 5000, 1.0)
     p = [(row + 1) / 40 for row in range(37)]
-    threads = torch.get_num_threads()
     results = []
-    try:
-        for number in (1, 2, 3):
-            torch.set_num_threads(number)
+    for number in (1, 2, 3):
+        with device_threads(number):
             results.append(masked(logits, [4000] * 37, p, torch.device("anvil")))
-    finally:
-        torch.set_num_threads(threads)
     results.append(masked(logits, [4000] * 37, p, torch.device("cpu")))
     assert all(torch.equal(result, results[0]) for result in results)
 

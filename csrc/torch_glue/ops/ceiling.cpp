@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the machine can do at best. Unlike other ops these use all of PyTorch's threads on CPU
-// tensors too: a figure for one core says nothing about what others should reach.
+// What the machine can do at best. Unlike other ops these use all cores on CPU tensors too, as
+// PyTorch's threads: a figure for one core says nothing about what others should reach.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 
@@ -14,6 +14,19 @@
 namespace anvil::ops {
 namespace {
 
+int all_threads(c10::Device device) {
+  return device.is_cpu() ? at::get_num_threads() : worker_count(device.index());
+}
+
+template <typename Body>
+void on_all_threads(c10::Device device, int64_t count, int64_t grain, const Body& body) {
+  if (device.is_cpu()) {
+    at::parallel_for(0, count, grain, body);
+  } else {
+    on_workers(device.index(), count, grain, body);
+  }
+}
+
 at::Tensor ceiling_read(const at::Tensor& buffer) {
   constexpr Checks check("anvil::ceiling_read");
   TORCH_CHECK_VALUE(buffer.is_contiguous(), check.op(),
@@ -24,15 +37,16 @@ at::Tensor ceiling_read(const at::Tensor& buffer) {
   const auto bytes = static_cast<int64_t>(buffer.nbytes());
   int64_t* sum = result.mutable_data_ptr<int64_t>();
   const auto kernel = kernels::active_table().ceiling_read;
-  launch(check.op(), buffer.device(), {buffer}, {result}, [=] {
+  const c10::Device device = buffer.device();
+  launch(check.op(), device, {buffer}, {result}, [=] {
     // Ranges begin at a page: words are then counted from one place however it is split.
     constexpr int64_t kPage = 4096;
     std::atomic<uint64_t> total = 0;
-    at::parallel_for(0, (bytes + kPage - 1) / kPage, grain_of(kPage),
-                     [&](int64_t begin, int64_t end) {
-                       const int64_t last = std::min(end * kPage, bytes);
-                       total += static_cast<uint64_t>(kernel(data, begin * kPage, last));
-                     });
+    on_all_threads(device, (bytes + kPage - 1) / kPage, grain_of(kPage),
+                   [&](int64_t begin, int64_t end) {
+                     const int64_t last = std::min(end * kPage, bytes);
+                     total += static_cast<uint64_t>(kernel(data, begin * kPage, last));
+                   });
     *sum = static_cast<int64_t>(total.load());
   });
   return result;
@@ -50,10 +64,11 @@ at::Tensor ceiling_arithmetic(const at::Tensor& seed, int64_t steps) {
       .seed = seed.const_data_ptr(), .count = seed.numel(), .type = type, .steps = steps};
   double* results = result.mutable_data_ptr<double>();
   const auto kernel = kernels::active_table().ceiling_arithmetic;
-  launch(check.op(), seed.device(), {seed}, {result}, [=] {
+  const c10::Device device = seed.device();
+  launch(check.op(), device, {seed}, {result}, [=] {
     std::mutex mutex;
     kernels::CeilingArithmeticResult all = {0, 0};
-    at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t begin, int64_t end) {
+    on_all_threads(device, all_threads(device), 1, [&](int64_t begin, int64_t end) {
       for (int64_t core = begin; core < end; ++core) {
         const kernels::CeilingArithmeticResult own = kernel(args);
         const std::lock_guard lock(mutex);

@@ -2,7 +2,6 @@
 // Runs kernels where their tensors live, and registers them there.
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
@@ -12,6 +11,7 @@
 
 #include "core/command.h"
 #include "core/stream.h"
+#include "core/workers.h"
 
 // Ops register the same function for the device and for the CPU, where it serves tests and
 // comparisons:
@@ -32,18 +32,21 @@ inline int64_t grain_of(int64_t bytes_per_item) {
   return std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, bytes_per_item));
 }
 
-// Calls kernel(begin, end) on ranges of at least `grain` that make up [0, count): on PyTorch's
-// threads for an anvil device, on the calling thread for the CPU (where ops serve comparisons).
-//
-// PyTorch's threads, not the device's own workers: fallback ops of the same step run on them, and
-// they spin for a while after each region. A second pool on the same cores would wait for them.
+// How many threads share an op's work: all of an anvil device, the calling one for the CPU, where
+// ops serve comparisons.
+inline int threads_of(c10::Device device) {
+  return device.is_cpu() ? 1 : worker_count(device.index());
+}
+
+// Calls kernel(begin, end) on ranges of at least `grain` that make up [0, count), on threads_of the
+// device.
 template <typename Kernel>
 void for_ranges(c10::Device device, int64_t count, int64_t grain, const Kernel& kernel) {
   if (count <= 0) return;
   if (device.is_cpu()) {
     kernel(int64_t{0}, count);
   } else {
-    at::parallel_for(0, count, grain, kernel);
+    on_workers(device.index(), count, grain, kernel);
   }
 }
 

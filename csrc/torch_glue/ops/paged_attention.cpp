@@ -148,7 +148,7 @@ void paged_attention(const at::Tensor& query, const at::Tensor& key_cache,
       .window = sliding_window.value_or(0),
       .causal = causal,
       .fixed_split = batch_invariant ? kFixedSplit : 0,
-      .workers = device.is_cpu() ? 1 : at::get_num_threads(),
+      .workers = threads_of(device),
       .workspace = nullptr,
   };
   if (output.numel() == 0 || args.num_requests == 0) return;

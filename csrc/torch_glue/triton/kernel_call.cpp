@@ -11,20 +11,32 @@
 #include "core/storage.h"
 #include "core/stream.h"
 #include "core/wait.h"
+#include "core/workers.h"
 
 namespace anvil {
 namespace {
 
-// PyTorch's threads rather than the device's workers, as in ops/launch.h.
-void run_on_team(int count, void (*task)(void*), void* argument) {
+// Shares the programs of a launch on CPU tensors.
+void on_pytorch_threads(void*, int count, void (*task)(void*), void* argument) {
   at::parallel_for(0, count, 1, [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) task(argument);
   });
 }
 
-void run(triton::Kernel& kernel, const uint64_t* slots, const triton::Grid& grid) {
-  const triton::Team team = {.count = at::in_parallel_region() ? 1 : at::get_num_threads(),
-                             .run = &run_on_team};
+triton::Team pytorch_threads() {
+  return {.count = at::in_parallel_region() ? 1 : at::get_num_threads(),
+          .run = &on_pytorch_threads};
+}
+
+void on_device_workers(void* device, int count, void (*task)(void*), void* argument) {
+  on_workers(*static_cast<const c10::DeviceIndex*>(device), count, 1,
+             [=](int64_t begin, int64_t end) {
+               for (int64_t i = begin; i < end; ++i) task(argument);
+             });
+}
+
+void run(triton::Kernel& kernel, const uint64_t* slots, const triton::Grid& grid,
+         const triton::Team& team) {
   const std::string failure = triton::run_grid(kernel, slots, grid, team);
   if (!failure.empty()) throw std::runtime_error(failure);
 }
@@ -90,7 +102,7 @@ void KernelCall::launch(const triton::Grid& grid) {
   if (grid.programs() == 0) return;
   if (device_ != -1) return queue(grid);
   try {
-    run(*kernel_, slots_.data(), grid);
+    run(*kernel_, slots_.data(), grid, pytorch_threads());
   } catch (const std::runtime_error& error) {
     TORCH_CHECK(false, "Triton kernel ", kernel_->name, " failed: ", error.what());
   }
@@ -117,8 +129,10 @@ void KernelCall::queue(const triton::Grid& grid) {
     refuse_while_capturing(stream, "A Triton kernel with a CPU tensor that is not pinned");
   }
   submit(kernel_->name.c_str(), accesses,
-         [kernel = kernel_, slots = slots_, held = std::move(held), grid] {
-           run(*kernel, slots.data(), grid);
+         [kernel = kernel_, slots = slots_, held = std::move(held), grid, device = device_] {
+           c10::DeviceIndex index = device;
+           run(*kernel, slots.data(), grid,
+               {.count = worker_count(index), .run = &on_device_workers, .context = &index});
          });
   for (const Use& use : on_host_) keep_pinned_until_now(host_address(*use.tensor), stream);
   if (waits) synchronize(stream);

@@ -124,6 +124,23 @@ def get_device_capability(device: DeviceLike = None) -> None:
     return None
 
 
+def get_num_threads(device: DeviceLike = None) -> int:
+    """How many threads share the work of an op of the device; by default one for each core."""
+    return _C.worker_count(device_index(device))
+
+
+def set_num_threads(count: int, device: DeviceLike = None) -> None:
+    """From the next op on, `count` threads share the work of each op of the device.
+
+    `torch.set_num_threads` counts for ops that run PyTorch's CPU kernel. More threads than cores
+    only slow the device down; they show that results do not depend on the number.
+
+    Raises:
+        RuntimeError: `count` is below 1, or above 64 and the number of cores.
+    """
+    _C.set_worker_count(device_index(device), count)
+
+
 def synchronize(device: DeviceLike = None) -> None:
     """Waits for all work on the device; raises the first error of a command since the last wait."""
     torch._C._accelerator_synchronizeDevice(device_index(device))

@@ -59,6 +59,27 @@ TEST(WorkerPool, CoversEveryIndexOnceInRangesOfAtLeastTheGrain) {
   }
 }
 
+TEST(WorkerPool, IsSharedByAsManyThreadsAsWereSet) {
+  WorkerPool& pool = NewPool(2);
+  for (int size : {3, 1, 2, pool.capacity()}) {
+    ASSERT_EQ(pool.Resize(size), ANVIL_SUCCESS);
+    ASSERT_EQ(pool.size(), size);
+    std::atomic<int64_t> ranges{0}, indices{0};
+    ASSERT_EQ(RunRegion(pool, 1000, 1,
+                        [&](int64_t begin, int64_t end, int worker) {
+                          ASSERT_LT(worker, size);
+                          ++ranges;
+                          indices += end - begin;
+                        }),
+              ANVIL_SUCCESS);
+    ASSERT_EQ(ranges, size);
+    ASSERT_EQ(indices, 1000);
+  }
+  EXPECT_EQ(pool.Resize(0), ANVIL_ERROR_INVALID_VALUE);
+  EXPECT_EQ(pool.Resize(pool.capacity() + 1), ANVIL_ERROR_INVALID_VALUE);
+  EXPECT_EQ(pool.size(), pool.capacity());
+}
+
 TEST(WorkerPool, NothingToDoCallsNothing) {
   WorkerPool& pool = NewPool(2);
   for (int64_t n : {int64_t{0}, int64_t{-5}}) {

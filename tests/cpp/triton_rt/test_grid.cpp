@@ -17,7 +17,7 @@
 namespace anvil::triton {
 namespace {
 
-void on_threads(int count, void (*task)(void*), void* argument) {
+void on_threads(void*, int count, void (*task)(void*), void* argument) {
   std::vector<std::thread> threads;
   for (int i = 1; i < count; ++i) threads.emplace_back(task, argument);
   task(argument);
@@ -121,7 +121,7 @@ TEST(Grid, EmptyRunsNothing) {
 TEST(Grid, ShortLaunchesStayOnTheCallingThread) {
   Kernel kernel{.name = "do_nothing", .entry = &do_nothing};
   static int shared = 0;
-  const Team counted = {.count = 4, .run = [](int, void (*task)(void*), void* argument) {
+  const Team counted = {.count = 4, .run = [](void*, int, void (*task)(void*), void* argument) {
                           ++shared;
                           task(argument);
                         }};
@@ -155,7 +155,7 @@ TEST(Grid, AKernelThatTurnsOutLongIsSharedAfterAll) {
 
 TEST(Grid, AThreadThatComesLateFindsNothing) {
   Kernel kernel{.name = "note", .entry = &note};
-  const Team late = {.count = 3, .run = [](int count, void (*task)(void*), void* argument) {
+  const Team late = {.count = 3, .run = [](void*, int count, void (*task)(void*), void* argument) {
                        for (int i = 0; i < count; ++i) task(argument);
                      }};
   Seen seen(50);

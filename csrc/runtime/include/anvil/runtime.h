@@ -330,6 +330,10 @@ ANVIL_API anvilError_t anvilParallelFor(int device, int64_t n, int64_t grain, an
                                         void* arg);
 ANVIL_API int anvilWorkerCount(int device);  // threads that take part, the caller included; >= 1
 
+// As many threads take part in later regions; by default one for each of the device's cores. Fails
+// with ANVIL_ERROR_INVALID_VALUE for a count below 1, or above 64 and the number of cores.
+ANVIL_API anvilError_t anvilSetWorkerCount(int device, int count);
+
 #ifdef __cplusplus
 }
 #endif
