@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The update of a layer's cache together with what comes before it: norms and rotary embedding.
 
-The engine's fusion passes ask for these methods, and call them; `plugin/layer_fusion.py` does so
-where a model runs without such passes.
+The engine's fusion passes ask for these methods, and call them; `plugin/seams/attention_steps.py`
+does so where a model runs without such passes.
 """
 
 from typing import Any

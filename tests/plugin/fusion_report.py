@@ -2,7 +2,7 @@
 """Starts an engine inside this process for each model, generates with its attention layers fused
 and then one op at a time, and prints what was called and what came out as JSON.
 
-Run by test_layer_fusion.py in a subprocess: `python fusion_report.py MODEL ...`.
+Run by test_attention_steps.py in a subprocess: `python fusion_report.py MODEL ...`.
 """
 
 from __future__ import annotations

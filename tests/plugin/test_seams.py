@@ -281,3 +281,17 @@ def test_unquantized_gemm_is_needed() -> None:
     for caller in (linear, vocab_parallel_embedding):
         assert caller.dispatch_unquantized_gemm is utils.dispatch_unquantized_gemm
     assert "torch.nn.functional.linear(x, weight, bias)" in Path(utils.__file__).read_text()
+
+
+def test_hidden_states_is_needed() -> None:
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+    source = inspect.getsource(LogitsProcessor)
+    assert "hidden_states.to(" in source and "head_dtype" in source
+
+
+def test_attention_steps_is_needed() -> None:
+    from vllm.model_executor.models.llama import LlamaAttention
+
+    source = inspect.getsource(LlamaAttention.forward)
+    assert "self.rotary_emb(positions, q, k)" in source and "self.attn(q, k, v)" in source

@@ -16,7 +16,7 @@ from vllm_anvil.plugin.op_arguments import DEVICES, INDEX_DTYPES, note_fallback,
 
 
 class AnvilVocabParallelEmbedding(VocabParallelEmbedding):
-    """vLLM's embedding, which can start the hidden states in float32 (plugin/precision.py): rows
+    """vLLM's embedding, which can start the hidden states in float32 (seams/hidden_states.py): rows
     are looked up and widened in one pass.
 
     A rank of a tensor-parallel group holds a shard of the rows. For an id of another rank it looks

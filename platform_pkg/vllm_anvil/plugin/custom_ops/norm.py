@@ -3,7 +3,7 @@
 
 A float32 weight is a few KiB a layer and holds the checkpoint's values exactly, so that nothing is
 rounded between the sum of squares and the result, and a layer takes hidden states of any dtype
-(plugin/precision.py).
+(seams/hidden_states.py).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ their table of angles only.
 
 vLLM looks for a replacement by the name of the class that is built, so each such class is named
 here; `KEPT` names those that turn by other rules. Tables are used in the dtype that they have
-(plugin/precision.py), where the engine's own layer converts them to the query's.
+(seams/hidden_states.py), where the engine's own layer converts them to the query's.
 """
 
 from __future__ import annotations

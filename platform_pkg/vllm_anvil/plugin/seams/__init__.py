@@ -10,6 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+    from vllm.config import VllmConfig
 
 # Applied in this order. EVERY_PROCESS: when the platform is constructed, while much of vLLM is not
 # imported yet. CONFIGURATION: before a configuration is made. WORKER: before a worker builds
@@ -24,10 +29,18 @@ WORKER = (
     "grammar_bitmask",
     "unquantized_gemm",
 )
-ALL = EVERY_PROCESS + CONFIGURATION + WORKER
+# Adapt a model that is loaded, in this order.
+MODEL = ("hidden_states", "attention_steps")
+ALL = EVERY_PROCESS + CONFIGURATION + WORKER + MODEL
 
 
 def apply(names: Iterable[str]) -> None:
     """Applies seams in this process. Applying one again changes nothing."""
     for name in names:
         import_module(f"{__name__}.{name}").apply()
+
+
+def adapt(model: nn.Module, config: VllmConfig) -> None:
+    """Applies the seams of MODEL to a model that has been loaded."""
+    for name in MODEL:
+        import_module(f"{__name__}.{name}").adapt(model, config)

@@ -1,16 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which dtype a half-precision model computes between its weights.
+"""Seam: in which dtype a half-precision model computes between its weights.
 
-Rounding every intermediate result to bfloat16 costs most of bfloat16's error: for SmolLM2-135M the
-log-probability of a token is then up to 0.28 from float32's, and nearly half of greedy
-continuations part from it within 32 tokens. Weights and KV cache are what has to be small; hidden
-states are not. So models made of layers that follow their input's dtype get float32 hidden states:
-weights, KV cache and nothing else are in half precision. Others run as they were written.
+What vLLM does
+    A model's layers hand each other hidden states in the dtype of its weights, and round every
+    intermediate result to it: `VocabParallelEmbedding` begins them so,
+    `vllm.model_executor.layers.logits_processor.LogitsProcessor` rounds the last ones,
+    `RotaryEmbedding` rounds its table.
+What is changed
+    A model made of layers that follow their input's dtype gets float32 hidden states: weights, KV
+    cache and nothing else are in half precision. They are what has to be small. Rounding every
+    intermediate result to bfloat16 costs most of bfloat16's error: for SmolLM2-135M the
+    log-probability of a token is then up to 0.28 from float32's, and nearly half of greedy
+    continuations part from it within 32 tokens (docs/design/precision.md). Other models run as they
+    were written.
+Checked against
+    vllm 0.32.
+Unnecessary when
+    The engine has a setting for the dtype of hidden states.
+Test that fails then
+    tests/plugin/test_seams.py::test_hidden_states_is_needed
 """
 
 from __future__ import annotations
 
 import torch
+from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
@@ -26,6 +40,10 @@ logger = init_logger("vllm.plugins.anvil.precision")
 
 HALF = (torch.bfloat16, torch.float16)
 NORMS = (RMSNorm, GemmaRMSNorm, AnvilLayerNorm)
+
+
+def adapt(model: torch.nn.Module, config: VllmConfig) -> None:
+    widen(model)
 
 
 def widen(model: torch.nn.Module) -> bool:

@@ -25,7 +25,8 @@ from vllm.v1.attention.backend import AttentionType
 import vllm_anvil.device  # noqa: F401  registers the device
 from anvil_attention.backend import AnvilAttentionBackend
 from anvil_attention.impl import AnvilAttentionImpl
-from vllm_anvil.plugin import layer_fusion, op_arguments
+from vllm_anvil.plugin import layer_graph, op_arguments
+from vllm_anvil.plugin.seams import attention_steps
 
 pytestmark = pytest.mark.usefixtures("platform", "anvil_layers")
 
@@ -205,7 +206,7 @@ def test_a_step_is_its_layers_one_by_one(monkeypatch: Any, norm: Any, layers: st
     apart = run(module, slots, monkeypatch, **inputs)
     cache = module.attn.kv_cache.clone()
     assert cache.count_nonzero() > 0
-    assert layer_fusion.fuse(nn.ModuleDict({"layer": module}), config()) == ["layer"]
+    assert attention_steps.fuse(nn.ModuleDict({"layer": module}), config()) == ["layer"]
     for names in ("rotary_emb", "q_norm", "k_norm"):
         if hasattr(module, names):
             monkeypatch.setattr(getattr(module, names), "forward", None)  # not called
@@ -228,7 +229,7 @@ def test_what_a_step_cannot_do_its_layers_do(monkeypatch: Any, case: str) -> Non
     apart = run(module, slots, monkeypatch, **inputs)
     cache = module.attn.kv_cache.clone()
     module.attn.kv_cache.zero_()
-    assert layer_fusion.fuse(nn.ModuleDict({"layer": module}), config()) == ["layer"]
+    assert attention_steps.fuse(nn.ModuleDict({"layer": module}), config()) == ["layer"]
     assert torch.equal(run(module, slots, monkeypatch, **inputs).cpu(), apart.cpu())
     assert torch.equal(module.attn.kv_cache.cpu(), cache.cpu())
     assert (cache.count_nonzero() > 0) == (slots is not None)
@@ -253,7 +254,7 @@ class OtherAttention(Attention):
 )
 def test_other_attention_layers_stay(changes: dict[str, Any]) -> None:
     module = SelfAttention(rotary(), attention(**changes))
-    assert layer_fusion.fuse(nn.ModuleDict({"layer": module}), config()) == []
+    assert attention_steps.fuse(nn.ModuleDict({"layer": module}), config()) == []
     assert "forward" not in vars(module)
 
 
@@ -262,13 +263,13 @@ def test_other_rotary_layers_stay() -> None:
     off._forward_method = off.forward_native  # custom_ops=["-RotaryEmbedding"]
     for layer in (off, nn.Identity()):
         module = SelfAttention(layer, attention())
-        assert layer_fusion.fuse(nn.ModuleDict({"layer": module}), config()) == []
+        assert attention_steps.fuse(nn.ModuleDict({"layer": module}), config()) == []
 
 
 def test_a_variable_turns_it_off(monkeypatch: Any) -> None:
     monkeypatch.setenv("ANVIL_LAYER_FUSION", "0")
     module = SelfAttention(rotary(), attention())
-    assert layer_fusion.fuse(nn.ModuleDict({"layer": module}), config()) == []
+    assert attention_steps.fuse(nn.ModuleDict({"layer": module}), config()) == []
 
 
 def test_norms_that_the_op_does_not_compute_stay(monkeypatch: Any) -> None:
@@ -287,21 +288,21 @@ def test_norms_that_the_op_does_not_compute_stay(monkeypatch: Any) -> None:
 
     chosen = []
     monkeypatch.setattr(
-        layer_fusion.layer_graph,
+        layer_graph,
         "rewrite",
         lambda module, *others: chosen.append(others[-1]("q_norm", "k_norm", "qkv_proj")),
     )
     for case in ("head", "another size", "a part of a head", "turned off"):
         module = SelfAttention(rotary(), attention(), norms(case))
-        layer_fusion.fuse(nn.ModuleDict({"layer": module}), config())
+        attention_steps.fuse(nn.ModuleDict({"layer": module}), config())
     module = SelfAttention(rotary(), attention(), RMSNorm)
     module.k_norm.variance_epsilon *= 2
-    layer_fusion.fuse(nn.ModuleDict({"layer": module}), config())
+    attention_steps.fuse(nn.ModuleDict({"layer": module}), config())
     module = SelfAttention(rotary(), attention(), RMSNorm)
-    layer_fusion.fuse(nn.ModuleDict({"layer": module}), config("native", "anvil"))
+    attention_steps.fuse(nn.ModuleDict({"layer": module}), config("native", "anvil"))
     module = SelfAttention(rotary(), attention(), RMSNorm)
     module.qkv_proj = nn.Identity()  # gives what it gets
-    layer_fusion.fuse(nn.ModuleDict({"layer": module}), config())
+    attention_steps.fuse(nn.ModuleDict({"layer": module}), config())
     assert chosen == [True, False, False, False, False, False, False]
 
 
@@ -354,7 +355,7 @@ def step(*arguments: Any) -> None:
 @pytest.mark.parametrize(("file", "name"), FIT)
 def test_the_engines_models_have_a_place_for_it(file: str, name: str) -> None:
     asked: list[tuple[str, ...]] = []
-    layer_fusion.layer_graph.rewrite(
+    layer_graph.rewrite(
         of_the_engine(file, name),
         "attn",
         "rotary_emb",
@@ -368,5 +369,5 @@ def test_the_engines_models_have_a_place_for_it(file: str, name: str) -> None:
 def test_the_engines_models_that_do_more_have_none(file: str, name: str) -> None:
     scale = {"do_llama_4_scaling": True, "_get_llama_4_attn_scale": torch.relu}
     module = of_the_engine(file, name, qk_norm=nn.Identity(), **scale)
-    with pytest.raises(layer_fusion.layer_graph.Unfit, match="something happens between"):
-        layer_fusion.layer_graph.rewrite(module, "attn", "rotary_emb", step, lambda *names: True)
+    with pytest.raises(layer_graph.Unfit, match="something happens between"):
+        layer_graph.rewrite(module, "attn", "rotary_emb", step, lambda *names: True)

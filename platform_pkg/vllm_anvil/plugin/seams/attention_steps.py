@@ -1,16 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention layers whose norms of queries and keys, rotary embedding and KV-cache write are one op.
+"""Seam: attention layers whose norms of queries and keys, rotary embedding and KV-cache write are
+one op.
 
-The engine fuses these by passes over a compiled graph (`RopeKVCacheFusionPass`,
-`QkNormRopeKvCachePattern`), which call the attention backend; nothing is compiled here. So, once a
-model is loaded, `fuse` looks at the attention modules themselves: one whose `forward` hands the
-results of its rotary embedding to its attention layer, and to nothing else, gets a `forward` that
-makes both calls by one step (plugin/layer_graph.py). The step is the backend's
-`fused_kv_cache_update`, and then the attention layer without a key and a value, which tells it that
-they are in the cache already. Where a call cannot be made at once (a run that has no cache yet, a
-dtype that the op does not take), the step calls the same layers one by one, as before.
-
-`ANVIL_LAYER_FUSION=0` leaves all modules as they are.
+What vLLM does
+    The attention modules of its models, `vllm.model_executor.models.llama.LlamaAttention` for one,
+    call norms, rotary embedding and attention layer one by one. The engine fuses these by passes
+    over a compiled graph (`RopeKVCacheFusionPass`, `QkNormRopeKvCachePattern`), which call the
+    attention backend; nothing is compiled here.
+What is changed
+    Once a model is loaded, a module whose `forward` hands the results of its rotary embedding to
+    its attention layer, and to nothing else, gets a `forward` that makes both calls by one step
+    (plugin/layer_graph.py). The step is the backend's `fused_kv_cache_update`, and then the
+    attention layer without a key and a value, which tells it that they are in the cache already.
+    Where a call cannot be made at once (a run that has no cache yet, a dtype that the op does not
+    take), the step calls the same layers one by one, as before. `ANVIL_LAYER_FUSION=0` leaves all
+    modules as they are.
+Checked against
+    vllm 0.32.
+Unnecessary when
+    The engine's models call one layer for all of it, which a platform can replace.
+Test that fails then
+    tests/plugin/test_seams.py::test_attention_steps_is_needed
 """
 
 from __future__ import annotations
@@ -34,7 +44,11 @@ from vllm_anvil.plugin.custom_ops.norm import AnvilGemmaRMSNorm, AnvilRMSNorm
 from vllm_anvil.plugin.ir_kernels import PROVIDER
 from vllm_anvil.plugin.op_arguments import DTYPES, note_fallback, takes, takes_in_place
 
-logger = init_logger("vllm.plugins.anvil.layer_fusion")
+logger = init_logger("vllm.plugins.anvil.attention_steps")
+
+
+def adapt(model: nn.Module, config: VllmConfig) -> None:
+    fuse(model, config)
 
 
 def fuse(model: nn.Module, config: VllmConfig) -> list[str]:

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.usefixtures("platform")
 PROGRAM = """
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
-from vllm_anvil.plugin import custom_ops, precision, seams
+from vllm_anvil.plugin import custom_ops, seams
+from vllm_anvil.plugin.seams import hidden_states
 
 if __name__ == "__main__":
     with set_current_vllm_config(VllmConfig()):
@@ -67,9 +68,9 @@ if __name__ == "__main__":
         assert type(model.embed).__name__ == "AnvilVocabParallelEmbedding"
         assert model.norm.weight.dtype == torch.float32
         ids = torch.arange(5, device="anvil")
-        assert not precision.widen(mixed)
+        assert not hidden_states.widen(mixed)
         assert mixed.embed(ids).dtype == torch.{dtype}
-        widened = precision.widen(model)
+        widened = hidden_states.widen(model)
         assert widened == (torch.{dtype} != torch.float32)
         hidden = model.norm(model.embed(ids))
         assert hidden.dtype == torch.float32
