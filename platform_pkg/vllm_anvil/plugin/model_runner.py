@@ -13,7 +13,7 @@ from typing import Any
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner as GPUModelRunnerV1
 
-from vllm_anvil.plugin import layer_fusion, precision
+from vllm_anvil.plugin import layer_fusion, precision, weight_packing
 
 
 class AnvilModelRunner(GPUModelRunnerV2):
@@ -22,6 +22,7 @@ class AnvilModelRunner(GPUModelRunnerV2):
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         precision.widen(self.get_model())
+        weight_packing.pack(self.get_model())
         layer_fusion.fuse(self.get_model(), self.vllm_config)
 
 
@@ -31,4 +32,5 @@ class AnvilModelRunnerV1(GPUModelRunnerV1):
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         precision.widen(self.get_model())
+        weight_packing.pack(self.get_model())
         layer_fusion.fuse(self.get_model(), self.vllm_config)
