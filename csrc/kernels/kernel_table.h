@@ -17,6 +17,7 @@
 #include "ceiling/ceiling_args.h"
 #include "embedding/embedding_args.h"
 #include "gemm/linear_args.h"
+#include "gemm/packed_linear_args.h"
 #include "norm/norm_args.h"
 #include "rotary/qk_norm_rotary_write_kv_cache_args.h"
 #include "rotary/rotary_args.h"
@@ -47,6 +48,14 @@ struct KernelTable {
   // Range over the columns of the output.
   void (*linear)(const LinearArgs& args, int64_t begin, int64_t end);
 
+  // Range over row_blocks times strips: strip i % strips of block i / strips, with strips of
+  // kStripColumns columns.
+  void (*packed_linear)(const PackedLinearArgs& args, int64_t begin, int64_t end);
+
+  // Ranges over the strips.
+  void (*pack_linear)(const PackArgs& args, int64_t begin, int64_t end);
+  void (*unpack_linear)(const PackArgs& args, int64_t begin, int64_t end);
+
   // Ranges over the rows, each of which is computed by itself.
   void (*rms_norm)(const RmsNormArgs& args, int64_t begin, int64_t end);
   void (*layer_norm)(const LayerNormArgs& args, int64_t begin, int64_t end);
@@ -65,6 +74,8 @@ struct KernelTable {
 
   // Range over the ids.
   void (*embedding)(const EmbeddingArgs& args, int64_t begin, int64_t end);
+  // The same with a packed weight, whose stride is not looked at.
+  void (*packed_embedding)(const EmbeddingArgs& args, int64_t begin, int64_t end);
 
   // Range over the tokens.
   void (*merge_attn_states)(const MergeAttnStatesArgs& args, int64_t begin, int64_t end);

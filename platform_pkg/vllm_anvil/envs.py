@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     ANVIL_ISA: str | None
     ANVIL_TRITON_OVERRIDES: bool
     ANVIL_LAYER_FUSION: bool
+    ANVIL_PACK_WEIGHTS: bool
     ANVIL_ATTENTION_IMPL: str
     ANVIL_RECORD: str | None
     ANVIL_RECORD_LIMIT: int
@@ -252,6 +253,16 @@ _ALL = (
         _flag,
     ),
     Variable(
+        "ANVIL_PACK_WEIGHTS",
+        "0 or 1",
+        True,
+        "1",
+        "With `0`, weights of linear layers stay as they are loaded instead of being packed in the "
+        "order in which products read them: for comparison, and for programs that want the memory "
+        "of a weight itself.",
+        _flag,
+    ),
+    Variable(
         "ANVIL_LAYER_FUSION",
         "0 or 1",
         True,
@@ -311,9 +322,10 @@ _ALL = (
         "ANVIL_RECORD_OPS",
         "names separated by commas",
         None,
-        "all but linear",
+        "all but those with weights",
         "The ops that are recorded, by their names in torch.ops.anvil, and `paged_attention`. "
-        "Those of `linear` hold its whole weight.",
+        "Those of `linear`, `packed_linear`, `pack_linear`, `unpack_linear` and `packed_embedding` "
+        "hold a whole weight.",
         _op_names,
     ),
     Variable(

@@ -290,6 +290,13 @@ def test_hidden_states_is_needed() -> None:
     assert "hidden_states.to(" in source and "head_dtype" in source
 
 
+def test_weight_packing_is_needed() -> None:
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+
+    source = inspect.getsource(UnquantizedLinearMethod.process_weights_after_loading)
+    assert "current_platform.is_cpu()" in source
+
+
 def test_attention_steps_is_needed() -> None:
     from vllm.model_executor.models.llama import LlamaAttention
 

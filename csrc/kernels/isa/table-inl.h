@@ -19,7 +19,10 @@
 #include "ceiling/ceiling_arithmetic-inl.h"
 #include "ceiling/ceiling_read-inl.h"
 #include "embedding/embedding-inl.h"
+#include "embedding/packed_embedding-inl.h"
 #include "gemm/linear-inl.h"
+#include "gemm/pack_linear-inl.h"
+#include "gemm/packed_linear-inl.h"
 #include "kernel_table.h"
 #include "norm/layer_norm-inl.h"
 #include "norm/rms_norm-inl.h"
@@ -42,6 +45,9 @@ constinit const KernelTable table = {
     .write_kv_cache = write_kv_cache,
     .copy_blocks = copy_blocks,
     .linear = linear,
+    .packed_linear = packed_linear,
+    .pack_linear = pack_linear,
+    .unpack_linear = unpack_linear,
     .rms_norm = rms_norm,
     .layer_norm = layer_norm,
     .gate_and_mul = gate_and_mul,
@@ -50,6 +56,7 @@ constinit const KernelTable table = {
     .rotary_embedding = rotary_embedding,
     .qk_norm_rotary_write_kv_cache = qk_norm_rotary_write_kv_cache,
     .embedding = embedding,
+    .packed_embedding = packed_embedding,
     .merge_attn_states = merge_attn_states,
     .attention_workspace_bytes = attention_workspace_bytes,
     .attention_plan = attention_plan,

@@ -47,6 +47,10 @@ TORCH_LIBRARY(anvil, m) {
 
   // embedding
   m.def("embedding(Tensor ids, Tensor weight, ScalarType? dtype=None) -> Tensor", tags);
+  m.def(
+      "packed_embedding(Tensor ids, Tensor packed, int rows, int hidden, "
+      "ScalarType? dtype=None) -> Tensor",
+      tags);
 
   // attention
   m.def(
@@ -78,6 +82,12 @@ TORCH_LIBRARY(anvil, m) {
 
   // gemm
   m.def("linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor", tags);
+  m.def(
+      "packed_linear(Tensor input, Tensor packed, int columns, Tensor? bias=None, "
+      "ScalarType? dtype=None) -> Tensor",
+      tags);
+  m.def("pack_linear(Tensor weight, int? unit=None) -> Tensor", tags);
+  m.def("unpack_linear(Tensor packed, int columns, int depth) -> Tensor", tags);
 
   // sampling
   m.def("topk_topp(Tensor(a!) logits, Tensor? k, Tensor? p, float mask_value) -> ()", tags);

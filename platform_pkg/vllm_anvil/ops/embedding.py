@@ -32,3 +32,33 @@ def embedding(ids: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> 
 @torch.library.register_fake("anvil::embedding")
 def _embedding(ids: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return weight.new_empty((*ids.shape, weight.shape[1]), dtype=dtype)
+
+
+def packed_embedding(
+    ids: Tensor, packed: Tensor, rows: int, hidden: int, dtype: torch.dtype | None = None
+) -> Tensor:
+    """The same with a packed table: the token embedding of a model whose head has its weight.
+
+    Args:
+        ids: any shape and strides, int64 or int32, each of ``[0, rows)``.
+        packed: `vllm_anvil.ops.gemm.pack_linear` of a table ``[rows, hidden]``.
+        rows: of the table.
+        hidden: elements of a row.
+        dtype: float32, bfloat16 or float16: what the result is made of; None: ``packed``'s.
+
+    Returns:
+        ``[*ids.shape, hidden]``, contiguous.
+
+    Raises:
+        TypeError: a dtype is none of these.
+        ValueError: ``packed`` is no packed ``[rows, hidden]``, or devices differ.
+        IndexError: an id is outside of the table.
+    """
+    return torch.ops.anvil.packed_embedding(ids, packed, rows, hidden, dtype)
+
+
+@torch.library.register_fake("anvil::packed_embedding")
+def _packed_embedding(
+    ids: Tensor, packed: Tensor, rows: int, hidden: int, dtype: torch.dtype | None = None
+) -> Tensor:
+    return packed.new_empty((*ids.shape, hidden), dtype=dtype)

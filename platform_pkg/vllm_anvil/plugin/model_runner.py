@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine's model runners on the device.
 
-V2 is what the engine chooses where Triton has a driver, as it has here; V1 is for
-`VLLM_USE_V2_MODEL_RUNNER=0` and for what V2 does not support. Both run eagerly. What they take from
-`torch.cuda` comes from the device through plugin/seams.
+V2 is what the engine chooses where Triton has a driver, as it has here, and replays decode steps
+from graphs; V1 is for `VLLM_USE_V2_MODEL_RUNNER=0` and for what V2 does not support, and runs op by
+op. What they take from `torch.cuda` comes from the device through plugin/seams, and so does what is
+done to a model once it is loaded.
 """
 
 from __future__ import annotations

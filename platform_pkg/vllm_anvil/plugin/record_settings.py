@@ -19,8 +19,9 @@ from vllm_anvil.testing.recording import PAGED_ATTENTION, write_whole
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-# A call of `linear` holds its weight, so it is recorded only when it is asked for.
-DEFAULT_OPS = frozenset(SCHEMAS) - {"linear"} | {PAGED_ATTENTION}
+# A call of these holds a whole weight, so it is recorded only when it is asked for.
+WITH_WEIGHTS = {"linear", "packed_linear", "pack_linear", "unpack_linear", "packed_embedding"}
+DEFAULT_OPS = frozenset(SCHEMAS) - WITH_WEIGHTS | {PAGED_ATTENTION}
 
 
 def folder_from_environment() -> Path | None:

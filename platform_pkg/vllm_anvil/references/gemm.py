@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """References of vllm_anvil.ops.gemm."""
 
+import torch
 from torch import Tensor
 
 from .precision import compute_dtype, wide_dtype
+
+STRIP_COLUMNS = 16
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -12,3 +15,45 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if bias is not None:
         result = result + bias.to(dtype)
     return result.to(wide_dtype(input, weight, bias))
+
+
+def depth_unit(dtype: torch.dtype) -> int:
+    """Elements of the depth that lie side by side in a packed weight."""
+    return 2 if dtype == torch.bfloat16 else 1
+
+
+def packed_shape(columns: int, depth: int, unit: int) -> tuple[int, ...]:
+    shape = (-(-columns // STRIP_COLUMNS), -(-depth // unit), STRIP_COLUMNS)
+    return shape if unit == 1 else (*shape, unit)
+
+
+def pack_linear(weight: Tensor, unit: int | None = None) -> Tensor:
+    columns, depth = weight.shape
+    unit = depth_unit(weight.dtype) if unit is None else unit
+    shape = packed_shape(columns, depth, unit)
+    whole = weight.new_zeros(shape[0] * STRIP_COLUMNS, shape[1] * unit)
+    whole[:columns, :depth] = weight
+    strips = whole.view(shape[0], STRIP_COLUMNS, shape[1], unit).transpose(1, 2)
+    return strips.contiguous().view(shape)
+
+
+def unpack_linear(packed: Tensor, columns: int, depth: int) -> Tensor:
+    strips, units, width, unit = packed.shape if packed.dim() == 4 else (*packed.shape, 1)
+    whole = packed.view(strips, units, width, unit).transpose(1, 2)
+    whole = whole.reshape(strips * width, units * unit)
+    return whole[:columns, :depth].clone(memory_format=torch.contiguous_format)
+
+
+def packed_linear(
+    input: Tensor,
+    packed: Tensor,
+    columns: int,
+    bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    result = linear(
+        input.to(compute_dtype(input)), unpack_linear(packed, columns, input.shape[-1]), bias
+    )
+    if input.dtype == torch.float64:
+        return result
+    return result.to(input.dtype if dtype is None else dtype)

@@ -55,6 +55,9 @@ SCHEMAS = {
         "float weight_offset=0.0, int[] mrope_section=[], bool mrope_interleaved=False) -> ()"
     ),
     "embedding": "(Tensor ids, Tensor weight, ScalarType? dtype=None) -> Tensor",
+    "packed_embedding": (
+        "(Tensor ids, Tensor packed, int rows, int hidden, ScalarType? dtype=None) -> Tensor"
+    ),
     "merge_attn_states": (
         "(Tensor prefix_output, Tensor prefix_lse, Tensor suffix_output, Tensor suffix_lse) "
         "-> (Tensor, Tensor)"
@@ -70,6 +73,12 @@ SCHEMAS = {
         "int num_blocks) -> ()"
     ),
     "linear": "(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor",
+    "packed_linear": (
+        "(Tensor input, Tensor packed, int columns, Tensor? bias=None, ScalarType? dtype=None) "
+        "-> Tensor"
+    ),
+    "pack_linear": "(Tensor weight, int? unit=None) -> Tensor",
+    "unpack_linear": "(Tensor packed, int columns, int depth) -> Tensor",
     "topk_topp": "(Tensor(a!) logits, Tensor? k, Tensor? p, float mask_value) -> ()",
     "ceiling_read": "(Tensor buffer) -> Tensor",
     "ceiling_arithmetic": "(Tensor seed, int steps) -> Tensor",

@@ -29,6 +29,7 @@ OWN = (
             "attention_states",
             "cache",
             "gemm",
+            "packed_gemm",
             "sampling",
         )
     ),

@@ -12,6 +12,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 
 import vllm_anvil.ops  # noqa: F401  registers torch.ops.anvil
+from vllm_anvil.ops.packed_weight import PackedWeight
 from vllm_anvil.plugin.op_arguments import DEVICES, INDEX_DTYPES, note_fallback, takes
 
 
@@ -50,7 +51,12 @@ class AnvilVocabParallelEmbedding(VocabParallelEmbedding):
         return tensor_model_parallel_all_reduce(hidden)
 
     def _rows(self, index: Tensor) -> Tensor:
-        return torch.ops.anvil.embedding.default(index, self.weight, self.hidden_dtype)
+        weight = self.weight
+        if isinstance(weight, PackedWeight):  # the head's, too (plugin/seams/weight_packing.py)
+            return torch.ops.anvil.packed_embedding.default(
+                index, weight.packed, *weight.shape, self.hidden_dtype
+            )
+        return torch.ops.anvil.embedding.default(index, weight, self.hidden_dtype)
 
     def _local_rows(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The row of each id in this rank's shard, 0 for those that it does not hold; and which

@@ -30,7 +30,7 @@ WORKER = (
     "unquantized_gemm",
 )
 # Adapt a model that is loaded, in this order.
-MODEL = ("hidden_states", "attention_steps")
+MODEL = ("hidden_states", "weight_packing", "attention_steps")
 ALL = EVERY_PROCESS + CONFIGURATION + WORKER + MODEL
 
 

@@ -6,10 +6,11 @@ What vLLM does
     language-model head call, knows a function for ROCm, CUDA and the CPU; any other platform gets
     `default_unquantized_gemm`, which is `torch.nn.functional.linear`.
 What is changed
-    That default means a function that runs half-precision weights of the device through
-    `torch.ops.anvil.linear`, which accumulates and returns float32. A layer's output is rounded to
-    the dtype of its input; logits stay in float32, where the sampler wants them: rounded to
-    bfloat16, the best two tokens are often the same number.
+    That default means a function that runs packed weights (plugin/seams/weight_packing.py) through
+    `torch.ops.anvil.packed_linear`, and other half-precision weights of the device through
+    `torch.ops.anvil.linear`. Both accumulate in float32. A layer's output is rounded to the dtype
+    of its input; logits stay in float32, where the sampler wants them: rounded to bfloat16, the
+    best two tokens are often the same number.
 Checked against
     vllm 0.32.
 Unnecessary when
@@ -23,7 +24,8 @@ from __future__ import annotations
 import torch
 from vllm.model_executor.layers import utils
 
-from vllm_anvil.ops.gemm import linear
+from vllm_anvil.ops.gemm import linear, packed_linear
+from vllm_anvil.ops.packed_weight import PackedWeight
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -37,10 +39,14 @@ def unquantized_gemm(
     """x [..., depth] times weight [columns, depth], transposed, plus bias [columns]."""
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
+    is_head = isinstance(layer, VocabParallelEmbedding)
+    if isinstance(weight, PackedWeight):
+        dtype = torch.float32 if is_head else None
+        return packed_linear(x, weight.packed, weight.shape[0], bias, dtype)
     if weight.dtype not in HALF or weight.device.type != "anvil" or weight.stride(-1) != 1:
         return torch.nn.functional.linear(x, weight, bias)
     result = linear(x, weight, bias)
-    return result if isinstance(layer, VocabParallelEmbedding) else result.to(x.dtype)
+    return result if is_head else result.to(x.dtype)
 
 
 def apply() -> None:

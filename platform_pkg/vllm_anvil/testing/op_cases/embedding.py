@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from vllm_anvil.references import embedding
+from vllm_anvil.references import embedding, gemm
 from vllm_anvil.testing.op_case import Arguments, Case, Inputs, Op, Tolerance, refused
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -76,6 +76,30 @@ def _refused() -> Iterator[Case]:
         yield refused(plain, f"id{number}", change, IndexError)
 
 
+def _packed(case: Case) -> Case:
+    """The same with the table packed. One in float64 holds the same numbers."""
+
+    def make(inputs: Inputs) -> Arguments:
+        plain = case.make(inputs)
+        rows, hidden = plain["weight"].shape
+        return {
+            "ids": plain["ids"],
+            "packed": gemm.pack_linear(plain["weight"]),
+            "rows": rows,
+            "hidden": hidden,
+            "dtype": plain["dtype"],
+        }
+
+    return Case(case.name, make, case.kind, case.raises)
+
+
+def _packed_bytes(arguments: Arguments) -> int:
+    ids, packed = arguments["ids"], arguments["packed"]
+    to = arguments["dtype"] or packed.dtype
+    row = arguments["hidden"] * (packed.element_size() + to.itemsize)
+    return ids.nbytes + ids.numel() * row
+
+
 def _moved_bytes(arguments: Arguments) -> int:
     ids, weight = arguments["ids"], arguments["weight"]
     to = arguments["dtype"] or weight.dtype
@@ -94,6 +118,20 @@ OPS = (
         moved_bytes=_moved_bytes,
         benchmarks=tuple(
             _case(torch.bfloat16, torch.float32, (ids,), rows=49152, hidden=576)
+            for ids in (1, 32, 2048)
+        ),
+    ),
+    Op(
+        name="packed_embedding",
+        family="embedding",
+        reference=embedding.packed_embedding,
+        cases=tuple(map(_packed, (*_cases(), *_refused()))),
+        batch={"ids": 0, "result": 0},
+        views=("ids",),
+        allowed=Tolerance(0.0),
+        moved_bytes=_packed_bytes,
+        benchmarks=tuple(
+            _packed(_case(torch.bfloat16, torch.float32, (ids,), rows=49152, hidden=576))
             for ids in (1, 32, 2048)
         ),
     ),

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Linear layers over packed weights. A panel of a few strips is taken in chunks over the depth that
+// stay in the second cache while a block of rows goes by, and the next chunk is fetched meanwhile.
+// Few rows are the same with one tile: weights then go by once, as fast as memory gives them.
+//
+// Compiled once per instruction set, inside that set's namespace; see vec/bytes-inl.h for what that
+// forbids.
+#pragma once
+
+#include <cstdint>
+
+#include "gemm/packed_tile-inl.h"
+#include "vec/bytes-inl.h"
+
+namespace anvil::kernels::ANVIL_ISA_NAMESPACE {
+
+// Elements of the depth that a chunk has at most.
+constexpr int64_t kChunkDepth = 512;
+
+struct Range {
+  int64_t begin, end;
+  int64_t size() const { return end - begin; }
+  // Part `part` of `parts` that share it as evenly as whole numbers can.
+  Range share(int64_t part, int64_t parts) const {
+    return {begin + size() * part / parts, begin + size() * (part + 1) / parts};
+  }
+};
+
+inline int64_t parts_of(int64_t count, int64_t largest) { return (count + largest - 1) / largest; }
+
+// The rows of a tile as a product takes them: where they lie, or a copy that is converted and, past
+// the depth, zero.
+template <typename Product, typename From>
+class TileInput {
+ public:
+  using Input = typename Product::Input;
+
+  explicit TileInput(const PackedLinearArgs& args) : args_(args) {}
+  const Input* data() const { return data_; }
+  int64_t stride() const { return stride_; }
+
+  // `padded` elements from `begin` on.
+  void set(Range rows, int64_t begin, int64_t padded) {
+    const auto* from = static_cast<const typename From::Stored*>(args_.input) +
+                       rows.begin * args_.input_stride + begin;
+    const int64_t size = args_.depth - begin < padded ? args_.depth - begin : padded;
+    if constexpr (kAsIs) {
+      if (size == padded) {
+        data_ = from;
+        stride_ = args_.input_stride;
+        return;
+      }
+    }
+    data_ = copy_;
+    stride_ = padded;
+    for (int64_t r = 0; r < rows.size(); ++r, from += args_.input_stride) {
+      Input* to = copy_ + r * padded;
+      if constexpr (kAsIs) {
+        copy_bytes(reinterpret_cast<char*>(to), reinterpret_cast<const char*>(from),
+                   size * static_cast<int64_t>(sizeof(Input)));
+      } else {
+        convert_row<From, Float32>(from, to, size);
+      }
+      for (int64_t i = size; i < padded; ++i) to[i] = Input{0};
+    }
+  }
+
+ private:
+  static constexpr bool kAsIs = sizeof(Input) == sizeof(typename From::Stored);
+
+  const PackedLinearArgs& args_;
+  const Input* data_ = nullptr;
+  int64_t stride_ = 0;
+  alignas(64) Input copy_[kMostPanelRows * kChunkDepth];
+};
+
+// Adds the bias and stores the outputs of a panel.
+template <typename To>
+inline void store_panel(const PackedLinearArgs& args, const float* sums, Range rows, Range strips) {
+  const int64_t column = strips.begin * kStripColumns, end = strips.end * kStripColumns;
+  const int64_t size = (end < args.columns ? end : args.columns) - column;
+  for (int64_t row = rows.begin; row < rows.end; ++row, sums += kPanelColumns) {
+    auto* to = static_cast<typename To::Stored*>(args.output) + row * args.columns + column;
+    if (args.bias == nullptr) {
+      convert_row<Float32, To>(sums, to, size);
+      continue;
+    }
+    with_element(args.bias_type, [&](auto type) {
+      using Bias = decltype(type);
+      const auto* bias = static_cast<const typename Bias::Stored*>(args.bias) + column;
+      for_registers(size, [&](int64_t i, auto part) {
+        To::store(Float32::load(sums + i, part) + Bias::load(bias + i, part), to + i, part);
+      });
+    });
+  }
+}
+
+// The outputs of some rows in some strips.
+template <typename Product, typename From>
+inline void multiply_block(const PackedLinearArgs& args, Range rows, Range strips) {
+  using Stored = typename Product::Stored;
+  constexpr int64_t kUnit = kStripColumns * Product::kDepth;
+  constexpr int64_t kUnitBytes = kUnit * static_cast<int64_t>(sizeof(Stored));
+  const Range units = {0, parts_of(args.depth, Product::kDepth)};
+  const int64_t strip_stride = units.size() * kUnit;
+  const bool one_tile = rows.size() <= kMostPanelRows;
+  const bool streamed = rows.size() <= Product::kStreamedRows;
+  const int64_t panels = parts_of(strips.size(), panel_strips<Product>(rows.size()));
+  const int64_t tiles = one_tile ? 1 : parts_of(rows.size(), kPanelRows);
+  // Of a depth of 0 there is one chunk, too: it begins the sums.
+  const int64_t chunks = units.end == 0 ? 1 : parts_of(units.end, kChunkDepth / Product::kDepth);
+  alignas(64) float sums[kBlockRows * kPanelColumns];
+  TileInput<Product, From> input(args);
+
+  const auto weights_of = [&](Range panel, Range chunk) {
+    return static_cast<const Stored*>(args.weight) + panel.begin * strip_stride +
+           chunk.begin * kUnit;
+  };
+  for (int64_t p = 0; p < panels; ++p) {
+    const Range panel = strips.share(p, panels);
+    for (int64_t c = 0; c < chunks; ++c) {
+      const Range chunk = units.share(c, chunks);
+      WeightsAhead ahead = {nullptr, strip_stride * static_cast<int64_t>(sizeof(Stored)), 0, 0, 0};
+      const bool more = c + 1 < chunks;
+      if (!streamed && chunk.size() > 0 && (more || p + 1 < panels)) {
+        const Range next_panel = more ? panel : strips.share(p + 1, panels);
+        const Range next_chunk = units.share(more ? c + 1 : 0, chunks);
+        ahead.strip = reinterpret_cast<const char*>(weights_of(next_panel, next_chunk));
+        ahead.strips = next_panel.size();
+        ahead.lines = parts_of(next_chunk.size() * kUnitBytes, 64);
+      }
+      const int64_t looks = tiles * parts_of(chunk.size(), kStepsPerFetch);
+      const int64_t fetches = ahead.strips > 0 ? parts_of(ahead.strips * ahead.lines, looks) : 0;
+      for (int64_t t = 0; t < tiles; ++t) {
+        const Range tile = rows.share(t, tiles);
+        input.set(tile, chunk.begin * Product::kDepth, chunk.size() * Product::kDepth);
+        multiply_packed_tile_of<Product>(
+            tile.size(), panel.size(),
+            {input.data(), input.stride(), weights_of(panel, chunk), strip_stride, chunk.size(),
+             c == 0, sums + (tile.begin - rows.begin) * kPanelColumns, ahead, fetches});
+      }
+    }
+    with_element(args.output_type,
+                 [&](auto to) { store_panel<decltype(to)>(args, sums, rows, panel); });
+  }
+}
+
+template <typename Product, typename From>
+inline void multiply_blocks(const PackedLinearArgs& args, int64_t begin, int64_t end) {
+  const int64_t strips = parts_of(args.columns, kStripColumns);
+  while (begin < end) {
+    const int64_t block = begin / strips, first = begin % strips;
+    const int64_t count = end - begin < strips - first ? end - begin : strips - first;
+    const Range rows = Range{0, args.rows}.share(block, args.row_blocks);
+    multiply_block<Product, From>(args, rows, {first, first + count});
+    begin += count;
+  }
+}
+
+inline void packed_linear(const PackedLinearArgs& args, int64_t begin, int64_t end) {
+#if defined(__AVX512BF16__)
+  if (args.weight_type == ElementType::kBf16 && args.input_type == ElementType::kBf16) {
+    return multiply_blocks<PairsByPairs, Bf16>(args, begin, end);
+  }
+#endif
+  with_element(args.input_type, [&](auto from) {
+    using From = decltype(from);
+    switch (args.weight_type) {
+      case ElementType::kFloat32:
+        return multiply_blocks<ElementsByFloat<Float32>, From>(args, begin, end);
+      case ElementType::kBf16:
+        return multiply_blocks<PairsByFloat, From>(args, begin, end);
+      case ElementType::kFp16:
+        return multiply_blocks<ElementsByFloat<Fp16>, From>(args, begin, end);
+    }
+  });
+}
+
+}  // namespace anvil::kernels::ANVIL_ISA_NAMESPACE

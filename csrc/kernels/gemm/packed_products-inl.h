@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How packed weights are multiplied: a product says what one step over the depth reads and does. A
+// step covers kDepth elements and has kPhases multiplications per output, one after the other. Up
+// to kStreamedRows rows of a strip cost less time than its weights take to arrive.
+//
+// Compiled once per instruction set, inside that set's namespace; see vec/bytes-inl.h for what that
+// forbids.
+#pragma once
+
+#include <cstdint>
+
+#include "gemm/packed_linear_args.h"
+#include "vec/elements-inl.h"
+
+namespace anvil::kernels::ANVIL_ISA_NAMESPACE {
+
+// Registers of a strip.
+constexpr int kStripRegisters = static_cast<int>(kStripColumns / Floats::kLanes);
+
+// The first or the second of pairs of bfloat16, a pair per lane.
+template <int kPhase>
+inline Floats load_of_pairs(const uint16_t* from) {
+#if ANVIL_VECTOR_BYTES == 64
+  const __m512i pairs = _mm512_loadu_si512(from);
+  return {_mm512_castsi512_ps(kPhase == 0 ? _mm512_slli_epi32(pairs, 16)
+                                          : _mm512_and_si512(pairs, _mm512_set1_epi32(-65536)))};
+#elif ANVIL_VECTOR_BYTES == 32
+  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return {_mm256_castsi256_ps(kPhase == 0 ? _mm256_slli_epi32(pairs, 16)
+                                          : _mm256_and_si256(pairs, _mm256_set1_epi32(-65536)))};
+#else
+  return {widen_bf16(from[kPhase])};
+#endif
+}
+
+// float32 arithmetic: the input is converted beforehand.
+struct FloatInput {
+  using Input = float;
+  static constexpr int kStreamedRows = 2;
+  static Floats multiply_add(Floats sum, Floats x, Floats weight) {
+    sum.add_product(x, weight);
+    return sum;
+  }
+};
+
+struct PairsByFloat : FloatInput {
+  using Stored = uint16_t;
+  static constexpr int kDepth = 2, kPhases = 2;
+  template <int kPhase>
+  static Floats columns(const Stored* from) {
+    return load_of_pairs<kPhase>(from);
+  }
+  template <int kPhase>
+  static Floats value(const Input* from) {
+    return Floats::all(from[kPhase]);
+  }
+};
+
+template <typename Element>
+struct ElementsByFloat : FloatInput {
+  using Stored = typename Element::Stored;
+  static constexpr int kDepth = 1, kPhases = 1;
+  template <int kPhase>
+  static Floats columns(const Stored* from) {
+    return Element::load(from);
+  }
+  template <int kPhase>
+  static Floats value(const Input* from) {
+    return Floats::all(*from);
+  }
+};
+
+#if defined(__AVX512BF16__)
+
+// Pairs by pairs: a lane of a register is a pair, whose products are both added to the sum.
+struct PairsByPairs {
+  using Input = uint16_t;
+  using Stored = uint16_t;
+  static constexpr int kDepth = 2, kPhases = 1, kStreamedRows = 4;
+  template <int kPhase>
+  static Floats columns(const Stored* from) {
+    return {_mm512_castsi512_ps(_mm512_loadu_si512(from))};
+  }
+  template <int kPhase>
+  static Floats value(const Input* from) {
+    int32_t pair;
+    __builtin_memcpy(&pair, from, sizeof(pair));
+    return {_mm512_castsi512_ps(_mm512_set1_epi32(pair))};
+  }
+  static Floats multiply_add(Floats sum, Floats x, Floats weight) {
+    return {_mm512_dpbf16_ps(sum.value, reinterpret_cast<__m512bh>(x.value),
+                             reinterpret_cast<__m512bh>(weight.value))};
+  }
+};
+
+#endif
+
+}  // namespace anvil::kernels::ANVIL_ISA_NAMESPACE

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The products of a few rows with a few strips, whose sums stay in registers.
+//
+// Every sum goes through the depth in order, one multiplication after the other, whatever tile it
+// is in: a row's result is the same bits whichever rows are beside it.
+//
+// Compiled once per instruction set, inside that set's namespace; see vec/bytes-inl.h for what that
+// forbids.
+#pragma once
+
+#include <cstdint>
+
+#include "gemm/packed_products-inl.h"
+
+namespace anvil::kernels::ANVIL_ISA_NAMESPACE {
+
+// Tiles of many rows have kPanelRows. So many rows that one tile holds them all may be more, up to
+// kMostPanelRows, beside fewer strips: weights are then read once.
+#if ANVIL_VECTOR_BYTES == 64
+constexpr int kPanelRows = 6, kPanelStrips = 4, kMostPanelRows = 8;  // 24 sums of 32 registers
+constexpr int strips_beside(int rows) { return rows > kPanelRows ? 3 : kPanelStrips; }
+#elif ANVIL_VECTOR_BYTES == 32
+constexpr int kPanelRows = 6, kPanelStrips = 1, kMostPanelRows = 6;  // 12 sums of 16 registers
+constexpr int strips_beside(int) { return kPanelStrips; }
+#else
+constexpr int kPanelRows = 2, kPanelStrips = 1, kMostPanelRows = 2;
+constexpr int strips_beside(int) { return kPanelStrips; }
+#endif
+constexpr int64_t kPanelColumns = kPanelStrips * kStripColumns;
+
+// Beside so few rows that arithmetic is idle, strips are taken one by one: weights are then a
+// single stream, which the processor fetches ahead by itself, and best when nothing else is asked
+// for.
+template <typename Product>
+constexpr int panel_strips(int64_t rows) {
+  return rows <= Product::kStreamedRows ? 1
+         : rows <= kMostPanelRows       ? strips_beside(static_cast<int>(rows))
+                                        : kPanelStrips;
+}
+
+// The most strips of a tile. Of more than kMostPanelRows rows tiles get half as many at least.
+template <typename Product>
+constexpr int tile_strips(int rows) {
+  return 2 * rows < kMostPanelRows ? panel_strips<Product>(rows) : strips_beside(rows);
+}
+
+// Steps between two looks at what is to be fetched.
+constexpr int64_t kStepsPerFetch = 8;
+
+// The weights that are used after the present ones: `lines` cache lines of each of `strips` strips.
+// They are asked for a few at a time, into the second cache: the first one has no room for as many
+// requests under way as memory needs to be kept busy.
+struct WeightsAhead {
+  const char* strip;
+  int64_t strip_bytes;
+  int64_t strips;
+  int64_t lines;
+  int64_t line;  // the next
+
+  [[gnu::always_inline]] void fetch(int64_t count) {
+    for (; count > 0 && strips > 0; --count) {
+      __builtin_prefetch(strip + line * 64, 0, 2);
+      if (++line == lines) {
+        line = 0;
+        strip += strip_bytes;
+        --strips;
+      }
+    }
+  }
+};
+
+// What a tile computes; strides in elements.
+template <typename Product>
+struct TileWork {
+  const typename Product::Input* input;
+  int64_t input_stride;
+  const typename Product::Stored* weight;
+  int64_t strip_stride;
+  int64_t steps;
+  bool begin;   // the sums, rather than add to them
+  float* sums;  // [rows][kPanelColumns]
+  WeightsAhead& ahead;
+  int64_t fetches;  // lines ahead that are asked for every kStepsPerFetch steps
+};
+
+// One phase of a step, and those behind it.
+template <typename Product, int kPhase, int R, int S>
+[[gnu::always_inline]] inline void multiply_step(const typename Product::Input* (&rows)[R],
+                                                 int64_t at, const typename Product::Stored* weight,
+                                                 int64_t strip_stride,
+                                                 Floats (&sums)[R][S * kStripRegisters]) {
+  constexpr int64_t kRegister = Floats::kLanes * Product::kDepth;
+  Floats columns[S * kStripRegisters];
+#pragma GCC unroll 4
+  for (int s = 0; s < S; ++s) {
+#pragma GCC unroll 16
+    for (int j = 0; j < kStripRegisters; ++j) {
+      columns[s * kStripRegisters + j] =
+          Product::template columns<kPhase>(weight + s * strip_stride + j * kRegister);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const Floats x = Product::template value<kPhase>(rows[r] + at);
+#pragma GCC unroll 16
+    for (int c = 0; c < S * kStripRegisters; ++c) {
+      sums[r][c] = Product::multiply_add(sums[r][c], x, columns[c]);
+    }
+  }
+  if constexpr (kPhase + 1 < Product::kPhases) {
+    multiply_step<Product, kPhase + 1, R, S>(rows, at, weight, strip_stride, sums);
+  }
+}
+
+// R rows by S strips.
+template <typename Product, int R, int S>
+inline void multiply_packed_tile(const TileWork<Product>& work) {
+  constexpr int kColumns = S * kStripRegisters;
+  constexpr int64_t kUnit = kStripColumns * Product::kDepth;
+  Floats sums[R][kColumns];
+  const typename Product::Input* rows[R];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    rows[r] = work.input + r * work.input_stride;
+#pragma GCC unroll 16
+    for (int c = 0; c < kColumns; ++c) {
+      sums[r][c] = work.begin ? Floats::zero()
+                              : Floats::load(work.sums + r * kPanelColumns + c * Floats::kLanes);
+    }
+  }
+  WeightsAhead ahead = work.ahead;
+  const int64_t strip_stride = work.strip_stride, fetches = work.fetches;
+  const typename Product::Stored* weight = work.weight;
+  int64_t at = 0, steps = work.steps;
+  const auto step = [&]() __attribute__((always_inline)) {
+    multiply_step<Product, 0, R, S>(rows, at, weight, strip_stride, sums);
+    at += Product::kDepth;
+    weight += kUnit;
+  };
+  for (; steps >= kStepsPerFetch; steps -= kStepsPerFetch) {
+    ahead.fetch(fetches);
+#pragma GCC unroll 2
+    for (int64_t i = 0; i < kStepsPerFetch; ++i) step();
+  }
+  if (steps > 0) ahead.fetch(fetches);
+  for (; steps > 0; --steps) step();
+  work.ahead = ahead;
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+    for (int c = 0; c < kColumns; ++c) {
+      sums[r][c].store(work.sums + r * kPanelColumns + c * Floats::kLanes);
+    }
+  }
+}
+
+// The tile with that many rows and strips, of those that have at most R and S.
+template <typename Product, int R = kMostPanelRows, int S = tile_strips<Product>(R)>
+inline void multiply_packed_tile_of(int64_t rows, int64_t strips, const TileWork<Product>& work) {
+  if constexpr (R > 1 && S == tile_strips<Product>(R)) {
+    if (rows < R) return multiply_packed_tile_of<Product, R - 1>(rows, strips, work);
+  }
+  if constexpr (S > 1) {
+    if (strips < S) return multiply_packed_tile_of<Product, R, S - 1>(rows, strips, work);
+  }
+  multiply_packed_tile<Product, R, S>(work);
+}
+
+}  // namespace anvil::kernels::ANVIL_ISA_NAMESPACE

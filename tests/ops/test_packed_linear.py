@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from vllm_anvil.ops import embedding, gemm
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def check(result: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Within float32's own rounding of the float64 result, and rounded once."""
+    assert result.dtype in DTYPES
+    x, weight = x.double(), weight.double()
+    offsets = 0.0 if bias is None else bias.double()
+    expected = x @ weight.T + offsets
+    magnitude = x.abs() @ weight.abs().T + (0.0 if bias is None else bias.double().abs())
+    allowed = magnitude * (weight.shape[1] + 2) * 2.0**-24
+    if result.dtype != torch.float32:
+        allowed = allowed + expected.abs() * torch.finfo(result.dtype).eps / 2
+    assert result.shape == expected.shape and result.is_contiguous()
+    assert bool(((result.double() - expected).abs() <= allowed + 1e-30).all())
+
+
+@pytest.mark.parametrize(("input", "weight"), itertools.product(DTYPES, DTYPES))
+def test_every_number_of_rows(
+    input: torch.dtype, weight: torch.dtype, device: torch.device
+) -> None:
+    """From 0 to 70: all tiles that there are, of the columns and the depth too."""
+    x = normal(70, 77, seed=1).to(input).to(device)
+    w = normal(151, 77, seed=2).to(weight).to(device)
+    bias = normal(151, seed=3).to(weight).to(device)
+    packed = gemm.pack_linear(w)
+    together = gemm.packed_linear(x, packed, 151, bias, torch.float32)
+    check(together, x, w, bias)
+    for rows in range(71):
+        result = gemm.packed_linear(x[:rows], packed, 151, bias, torch.float32)
+        assert torch.equal(result, together[:rows]), rows
+    own = gemm.packed_linear(x, packed, 151, bias)
+    assert own.dtype == input and torch.equal(own, together.to(input))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 8, 33, 500])
+def test_a_row_does_not_depend_on_the_others(
+    rows: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    x = normal(2000, 1100, seed=4).to(dtype).to(device)
+    packed = gemm.pack_linear(normal(130, 1100, seed=5).to(dtype).to(device))
+    together = gemm.packed_linear(x, packed, 130, dtype=torch.float32)
+    order = torch.randperm(2000, generator=torch.Generator().manual_seed(6))[:rows].to(device)
+    assert torch.equal(
+        gemm.packed_linear(x[order], packed, 130, dtype=torch.float32), together[order]
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_strided_offset_and_batched_inputs(dtype: torch.dtype, device: torch.device) -> None:
+    x = normal(5, 6, 3, 40, seed=7).to(dtype).to(device)[1:, :, 1, 3:36].transpose(0, 1)
+    whole = normal(30, 50, seed=8).to(dtype).to(device)
+    weight = whole[2::2, 9:42]
+    assert not x.is_contiguous() and not weight.is_contiguous()
+    packed = gemm.pack_linear(weight)
+    assert torch.equal(gemm.unpack_linear(packed, 14, 33), weight)
+    check(gemm.packed_linear(x, packed, 14, dtype=torch.float32), x, weight, None)
+    for rows in (x[0, 0], x[:, 0], x[:, 2].flip(-1), x[0].T.contiguous().T):
+        result = gemm.packed_linear(rows, packed, 14, dtype=torch.float32)
+        check(result, rows, weight, None)
+
+
+def test_replays_of_a_graph_compute_again() -> None:
+    x = torch.zeros(9, 64, dtype=torch.bfloat16, device="anvil")
+    ids = torch.zeros(3, dtype=torch.int64, device="anvil")
+    weight = normal(40, 64, seed=9).bfloat16().to("anvil")
+    packed = gemm.pack_linear(weight)
+    graph = torch.anvil.Graph()
+    with torch.anvil.graph(graph):
+        result = gemm.packed_linear(x, packed, 40, None, torch.float32)
+        rows = embedding.packed_embedding(ids, packed, 40, 64)
+    for seed in (10, 11):
+        x.copy_(normal(9, 64, seed=seed))
+        ids.copy_(torch.tensor([seed, 0, 39]))
+        weight = normal(40, 64, seed=seed + 20).bfloat16().to("anvil")
+        packed.copy_(gemm.pack_linear(weight))
+        graph.replay()
+        check(result, x, weight, None)
+        assert torch.equal(rows, weight[ids])
+
+
+def test_infinities_and_nan_go_through(device: torch.device) -> None:
+    for dtype in DTYPES:
+        x = torch.ones(3, 21)
+        x[0, 3], x[1, 20] = float("inf"), float("nan")
+        packed = gemm.pack_linear(torch.ones(5, 21, dtype=dtype, device=device))
+        result = gemm.packed_linear(x.to(dtype).to(device), packed, 5).cpu()
+        assert result[0].isinf().all() and result[1].isnan().all() and (result[2] == 21).all()
+
+
+def test_packing_keeps_all_bits(device: torch.device) -> None:
+    bits = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(16 * 16, 256).to(device)
+    for dtype in (torch.bfloat16, torch.float16):
+        packed = gemm.pack_linear(bits.view(dtype))
+        back = gemm.unpack_linear(packed, 256, 256)
+        assert torch.equal(back.view(torch.int16), bits)
+        rows = embedding.packed_embedding(torch.arange(256, device=device), packed, 256, 256)
+        assert torch.equal(rows.view(torch.int16), bits)
+
+
+def test_refusals_name_the_argument(device: torch.device) -> None:
+    x = torch.ones(2, 8, device=device)
+    weight = torch.ones(20, 8, dtype=torch.bfloat16, device=device)
+    packed = gemm.pack_linear(weight)
+    with pytest.raises(TypeError, match="input must be float32"):
+        gemm.packed_linear(x.double(), packed, 20)
+    with pytest.raises(TypeError, match="weight must be float32"):
+        gemm.pack_linear(weight.double())
+    with pytest.raises(TypeError, match="dtype must be float32"):
+        gemm.packed_linear(x, packed, 20, None, torch.float64)
+    for wrong in (packed[1:], packed.transpose(0, 1), weight, packed.half()):
+        with pytest.raises(ValueError, match=r"packed must be what anvil::pack_linear makes"):
+            gemm.packed_linear(x, wrong, 20)
+    with pytest.raises(ValueError, match=r"weight \[33, 8\]: \[3, 4, 16, 2\]"):
+        gemm.packed_linear(x, packed, 33)
+    with pytest.raises(ValueError, match=r"weight \[20, 6\]"):
+        gemm.packed_linear(x[:, :6], packed, 20)
+    with pytest.raises(ValueError, match="bias has 3 elements for 20 columns"):
+        gemm.packed_linear(x, packed, 20, torch.ones(3, device=device))
+    with pytest.raises(ValueError, match="unit must be 2 for BFloat16, but is 1"):
+        gemm.pack_linear(weight, 1)
+    with pytest.raises(ValueError, match="columns must be at least 0"):
+        gemm.unpack_linear(packed, -1, 8)
