@@ -11,8 +11,8 @@
 
 #include <cstdint>
 
-#include "attention/cache_rows-inl.h"
 #include "attention/few_rows_products-inl.h"
+#include "attention/key_chunks-inl.h"
 #include "attention/key_units-inl.h"
 #include "vec/math-inl.h"
 
@@ -21,8 +21,6 @@ namespace anvil::kernels::ANVIL_ISA_NAMESPACE {
 // Rows of one head, and of all heads of an item.
 constexpr int64_t kMostFewRows = 16;
 constexpr int64_t kMostHeadRows = 64;
-// Bytes of a chunk, of which the first cache holds two: rows of keys are read once per query row.
-constexpr int64_t kChunkBytes = 16 << 10;
 
 template <typename Product>
 struct FewRowsScratch {
@@ -62,6 +60,22 @@ inline Floats finished_logits(Floats products, const QueryRows& rows, int64_t ro
     logits = logits.where(visible, Floats::all(kHidden));
   }
   return logits;
+}
+
+// Finishes a chunk's logits of a row but for a factor, which is returned: the softmax multiplies by
+// it where nothing else is to be done, which takes a positive one.
+inline float finish_chunk(float* logits, const QueryRows& rows, int64_t row,
+                          const ChunkPlace& place, Visible seen) {
+  const AttentionArgs& args = rows.args;
+  const int64_t end = place.begin + place.num_groups * kGroupKeys;
+  if (args.soft_cap == 0 && args.alibi_slopes == nullptr && args.scale > 0 &&
+      place.begin >= seen.first && end - 1 <= seen.last) {
+    return args.scale * kLog2e;
+  }
+  for (int64_t key = place.begin; key < end; key += kGroupKeys, logits += kGroupKeys) {
+    finished_logits(Floats::load(logits), rows, row, key, seen).store(logits);
+  }
+  return 1.0f;
 }
 
 // One chunk's logits of a row, times `factor`, become weights; the row's sums are brought to a new
@@ -107,32 +121,6 @@ inline void weigh_chunk(const float* logits, int64_t num_groups, float factor,
   states.sum[row] += total.sum();
 }
 
-// Where a chunk's groups of keys begin in the cache: bytes from the first head's rows in block 0.
-struct ChunkPlace {
-  int64_t begin, num_groups;
-  int64_t keys[kChunkGroups], values[kChunkGroups];
-};
-
-// The chunk of at most `groups` groups from `key` on. Groups are looked up by their first key: they
-// are read by it where they lie in one block.
-inline ChunkPlace place_chunk(const CacheRows& keys, const CacheRows& values, int64_t key,
-                              int64_t groups, int64_t key_end) {
-  ChunkPlace place;
-  place.begin = key;
-  place.num_groups = smaller(groups, (key_end - key + kGroupKeys - 1) / kGroupKeys);
-  for (int64_t g = 0; g < place.num_groups; ++g) {
-    place.keys[g] = keys.row(key + g * kGroupKeys) - keys.data;
-    place.values[g] = values.row(key + g * kGroupKeys) - values.data;
-  }
-  return place;
-}
-
-// Asks for a row of a cache, into the second cache: the first one has no room for as many requests
-// under way as memory needs to be kept busy.
-inline void prefetch_row(const char* row, int64_t bytes) {
-  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
-}
-
 template <typename Product, int kTerms>
 inline void add_chunk_values(const KeyGroup<Product>* groups, int64_t num_groups,
                              const typename Product::Stored* weights, int64_t term_distance,
@@ -165,12 +153,8 @@ inline void attend_few_rows(const QueryRows& rows, int64_t heads, int64_t key_be
   const bool one_block = args.block_size % kGroupKeys == 0;
   const bool whole = one_block && in_place<Copies>(keys, args.head_size, key_columns) &&
                      in_place<Copies>(values, args.value_head_size, value_columns);
-  const int64_t chunk_groups =
-      larger(1, smaller(kChunkGroups, kChunkBytes / (kGroupKeys * (key_bytes + value_bytes))));
+  const int64_t chunk_groups = groups_of_chunk(key_bytes + value_bytes);
   const bool transposed = rows.count >= Product::kRowsToTranspose;
-  // Where logits are but multiplied by a factor, the softmax does so; that takes a positive one.
-  const bool plain = args.soft_cap == 0 && args.alibi_slopes == nullptr && args.scale > 0;
-  const float plain_factor = args.scale * kLog2e;
   Visible seen[kMostFewRows];  // the same for every head
   for (int64_t row = 0; row < rows.count; ++row) {
     seen[row] = rows.visible(row);
@@ -191,6 +175,15 @@ inline void attend_few_rows(const QueryRows& rows, int64_t heads, int64_t key_be
       const bool last = h + 1 == heads;
       const ChunkPlace& ahead = last ? next : place;
       const int64_t next_head = last ? 0 : h + 1;
+      NextChunk coming = {ahead,
+                          keys.data + next_head * key_head,
+                          values.data + next_head * value_head,
+                          keys.token_stride,
+                          values.token_stride,
+                          key_bytes,
+                          value_bytes,
+                          one_block ? ahead.num_groups * kGroupKeys : 0,
+                          place.num_groups * (transposed ? 1 : rows.count) + rows.count};
       KeyGroup<Product> groups[kChunkGroups];
       for (int64_t g = 0; g < place.num_groups; ++g) {
         const int64_t key = place.begin + g * kGroupKeys;
@@ -208,34 +201,19 @@ inline void attend_few_rows(const QueryRows& rows, int64_t heads, int64_t key_be
           copy_cache_rows<Copies>(head_values, key, kGroupKeys, key_begin, key_end,
                                   args.value_head_size, value_rows, value_columns);
         }
-        // The rows that come next are asked for one by one, as the products go on.
-        const bool fetch = one_block && g < ahead.num_groups;
-        const char* next_keys = keys.data + next_head * key_head + ahead.keys[g];
-        const char* next_values = values.data + next_head * value_head + ahead.values[g];
-        const auto fetch_rows = [&](int64_t begin, int64_t end) {
-          if (!fetch) return;
-          for (int64_t i = begin; i < end; ++i) {
-            prefetch_row(next_keys + i * keys.token_stride, key_bytes);
-            prefetch_row(next_values + i * values.token_stride, value_bytes);
-          }
-        };
         if (transposed) {
-          fetch_rows(0, kGroupKeys / 2);
-          transpose_keys(group, key_columns, scratch.units + g % kStrips * kGroupKeys,
-                         kStrips * kGroupKeys);
-          fetch_rows(kGroupKeys / 2, kGroupKeys);
-          if (g % kStrips + 1 < kStrips && g + 1 < place.num_groups) continue;
-          const int64_t first = g / kStrips * kStrips;
-          for_rows_together<kRowsOfUnits>(rows.count, [&](int64_t row, auto count) {
-            multiply_key_units<Product, kTerms, decltype(count)::kCount, kStrips>(
-                query + row * key_columns, key_columns, query_distance, scratch.units,
-                key_columns / Product::kPerUnit,
-                scratch.logits + row * kChunkKeys + first * kGroupKeys);
-          });
+          const int64_t strip = g % kStrips;
+          coming.prefetch();
+          transpose_keys(group, key_columns, scratch.units + strip * kGroupKeys);
+          if (strip + 1 == kStrips || g + 1 == place.num_groups) {
+            multiply_key_units<Product, kTerms>(query, rows.count, query_distance, key_columns,
+                                                scratch.units, strip + 1,
+                                                scratch.logits + (g - strip) * kGroupKeys);
+          }
           continue;
         }
         for (int64_t row = 0; row < rows.count; ++row) {
-          fetch_rows(row * kGroupKeys / rows.count, (row + 1) * kGroupKeys / rows.count);
+          coming.prefetch();
           group_logits<Product, kTerms>(group, query + row * key_columns, query_distance,
                                         key_columns)
               .store(scratch.logits + row * kChunkKeys + g * kGroupKeys);
@@ -243,16 +221,9 @@ inline void attend_few_rows(const QueryRows& rows, int64_t heads, int64_t key_be
       }
       for (int64_t row = 0; row < rows.count; ++row) {
         float* logits = scratch.logits + row * kChunkKeys;
-        const bool inside = place.begin >= seen[row].first &&
-                            place.begin + place.num_groups * kGroupKeys - 1 <= seen[row].last;
-        const bool finished = plain && inside;
-        for (int64_t g = 0; g < place.num_groups && !finished; ++g) {
-          float* group = logits + g * kGroupKeys;
-          finished_logits(Floats::load(group), of_head, row, place.begin + g * kGroupKeys,
-                          seen[row])
-              .store(group);
-        }
-        weigh_chunk<Product, kTerms>(logits, place.num_groups, finished ? plain_factor : 1.0f,
+        coming.prefetch();
+        const float factor = finish_chunk(logits, of_head, row, place, seen[row]);
+        weigh_chunk<Product, kTerms>(logits, place.num_groups, factor,
                                      scratch.weights + row * kChunkKeys, weight_distance,
                                      head_states, row);
       }
