@@ -29,7 +29,7 @@ struct ScratchSpace {
 
 // Pieces are taken as for float32, the larger of the two products.
 struct WorkerScratch {
-  float *query, *keys, *values, *units, *logits, *out, *weights, *states, *part;
+  float *query, *keys, *values, *units, *key_units, *logits, *out, *weights, *states, *part;
   int64_t bytes;
 
   WorkerScratch(const AttentionArgs& args, char* memory) {
@@ -42,6 +42,7 @@ struct WorkerScratch {
     keys = space.take(kBlockKeys * key_columns);
     values = space.take(kBlockKeys * value_columns);
     units = space.take(kBlockKeys * value_columns);
+    key_units = space.take(key_columns * kStrips * kGroupKeys);
     logits = space.take(kBlockKeys * rows);
     out = space.take(rows * value_columns);
     weights = space.take(kChunkKeys * kMostFewRows);
@@ -73,10 +74,13 @@ inline void compute_few_rows(const QueryRows& rows, int64_t heads, int64_t key_b
                              int64_t key_end, const WorkerScratch& scratch,
                              const RowStates& states) {
   using Stored = typename Product::Stored;
+  using Cached = typename Product::Cached;
   const FewRowsScratch<Product> own = {reinterpret_cast<Stored*>(scratch.query),
-                                       reinterpret_cast<Stored*>(scratch.weights), scratch.logits,
-                                       reinterpret_cast<Stored*>(scratch.keys),
-                                       reinterpret_cast<Stored*>(scratch.values)};
+                                       reinterpret_cast<Stored*>(scratch.weights),
+                                       scratch.logits,
+                                       reinterpret_cast<Cached*>(scratch.keys),
+                                       reinterpret_cast<Cached*>(scratch.values),
+                                       scratch.key_units};
   const int64_t columns = padded_columns(rows.args.head_size);
   for (int64_t h = 0; h < heads; ++h) {
     const QueryRows of_head = {rows.args, rows.request, rows.kv_head + h, rows.begin, rows.count};
@@ -113,6 +117,24 @@ inline bool held_in_pairs(CacheType type) {
   return type != CacheType::kFloat32 && type != CacheType::kFp16;
 }
 
+#if defined(__AVX512BF16__)
+// Of a cache that is held in pairs.
+template <int kTerms>
+inline void compute_few_pair_rows(const QueryRows& rows, int64_t heads, int64_t key_begin,
+                                  int64_t key_end, const WorkerScratch& scratch,
+                                  const RowStates& states) {
+  with_cache_element(rows.args.cache_type, [&](auto element) {
+    using Element = decltype(element);
+    if constexpr (__is_same(Element, Bf16)) {
+      compute_few_rows<PairProduct, kTerms>(rows, heads, key_begin, key_end, scratch, states);
+    } else if constexpr (sizeof(typename Element::Stored) == 1) {
+      compute_few_rows<BytePairProduct<Element>, kTerms>(rows, heads, key_begin, key_end, scratch,
+                                                         states);
+    }
+  });
+}
+#endif
+
 // The states of an item's rows over its keys.
 inline void compute_range(const QueryRows& rows, int64_t heads, bool few, int64_t key_begin,
                           int64_t key_end, const WorkerScratch& scratch, const RowStates& states) {
@@ -123,10 +145,9 @@ inline void compute_range(const QueryRows& rows, int64_t heads, bool few, int64_
   if (held_in_pairs(rows.args.cache_type)) {
     const bool exact = rows.args.type == ElementType::kBf16;
     if (few && exact) {
-      return compute_few_rows<PairProduct, 1>(rows, heads, key_begin, key_end, scratch, states);
+      return compute_few_pair_rows<1>(rows, heads, key_begin, key_end, scratch, states);
     }
-    if (few)
-      return compute_few_rows<PairProduct, 2>(rows, heads, key_begin, key_end, scratch, states);
+    if (few) return compute_few_pair_rows<2>(rows, heads, key_begin, key_end, scratch, states);
     if (exact) return compute_tile<PairProduct>(rows, key_begin, key_end, scratch, states);
   }
 #endif

@@ -8,8 +8,8 @@
 namespace anvil::kernels {
 namespace {
 
-// Parts per worker that a batch is cut into at least, where ranges of keys can be cut: enough for
-// workers to finish together, few enough for merging not to count.
+// Parts per worker that a batch is cut into, where ranges of keys can be cut: enough for workers to
+// finish together, few enough for merging not to count.
 constexpr int64_t kPartsPerWorker = 8;
 // Ranges of keys are cut at multiples of these, and not shorter than so many of them.
 constexpr int64_t kCutKeys = 64;
@@ -18,6 +18,8 @@ constexpr int64_t kLeastKeys = 128;
 constexpr int64_t kItemCost = 400;
 // What is worth waking another worker for:
 constexpr int64_t kWorthAWorker = 30000;
+// What is not cut further: sums of another worker's parts come slowly.
+constexpr int64_t kLeastPart = 40000;
 // Items of about the same cost are one class: four classes an octave.
 constexpr int kClasses = 4 * 48;
 
@@ -47,7 +49,9 @@ class Planner {
       for_tiles(request, [&](const Tile& tile) { total += tile.cost * args_.num_kv_heads; });
     }
     // What one worker computes need not be cut.
-    share_ = args_.workers == 1 ? INT64_MAX / 2 : total / (args_.workers * kPartsPerWorker) + 1;
+    const int64_t parts =
+        std::clamp<int64_t>(total / (args_.workers * kLeastPart), 1, kPartsPerWorker);
+    share_ = args_.workers == 1 ? INT64_MAX / 2 : total / (args_.workers * parts) + 1;
     for (int64_t request = 0; request < args_.num_requests; ++request) {
       for_tiles(request, [&](const Tile& tile) { add(request, tile); });
     }
@@ -178,6 +182,7 @@ AttentionPlan::AttentionPlan(const AttentionArgs& args, const AttentionShape& sh
   max_items = tiles * args.num_kv_heads + max_parts;
   const int64_t part_rows = std::max(shape.tile_rows, shape.head_rows);
   part_floats = std::min(part_rows, args.num_tokens * args.num_heads) * (shape.value_columns + 2);
+  part_floats = (part_floats + 15) / 16 * 16;  // workers write to lines of their own
   bytes = 0;
   const auto place = [&](auto*& pointer, int64_t count) {
     using Type = std::remove_reference_t<decltype(*pointer)>;

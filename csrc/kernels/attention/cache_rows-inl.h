@@ -100,9 +100,7 @@ inline void copy_cache_rows(const CacheRows& cache, int64_t key, int64_t count, 
 // Whether products can take rows where they lie: their type and padding are those of copies.
 template <typename Product>
 inline bool in_place(const CacheRows& cache, int64_t size, int64_t columns) {
-  const bool same = sizeof(typename Product::Stored) == 4 ? cache.type == CacheType::kFloat32
-                                                          : cache.type == CacheType::kBf16;
-  return same && size == columns;
+  return cache.type == Product::kCacheType && size == columns;
 }
 
 }  // namespace anvil::kernels::ANVIL_ISA_NAMESPACE

@@ -11,8 +11,9 @@
 
 #include <cstdint>
 
-#include "attention/cache_rows-inl.h"
 #include "attention/few_rows_products-inl.h"
+#include "attention/key_chunks-inl.h"
+#include "attention/key_units-inl.h"
 #include "vec/math-inl.h"
 
 namespace anvil::kernels::ANVIL_ISA_NAMESPACE {
@@ -20,17 +21,17 @@ namespace anvil::kernels::ANVIL_ISA_NAMESPACE {
 // Rows of one head, and of all heads of an item.
 constexpr int64_t kMostFewRows = 16;
 constexpr int64_t kMostHeadRows = 64;
-// Bytes of a chunk, of which the first cache holds two: rows of keys are read once per query row.
-constexpr int64_t kChunkBytes = 16 << 10;
 
 template <typename Product>
 struct FewRowsScratch {
   using Stored = typename Product::Stored;
+  using Cached = typename Product::Cached;
   Stored* query;    // [heads][terms][rows][key columns]
   Stored* weights;  // [terms][rows][kChunkKeys]
   float* logits;    // [rows][kChunkKeys]
-  Stored* keys;     // [kGroupKeys][key columns]
-  Stored* values;   // [kChunkKeys][value columns]
+  Cached* keys;     // [kGroupKeys][key columns]
+  Cached* values;   // [kChunkKeys][value columns]
+  float* units;     // of keys, [key columns / kPerUnit][kStrips * kGroupKeys]
 };
 
 // Logits of a group for a row, in powers of two, hidden where the row does not see a key.
@@ -38,9 +39,6 @@ inline Floats finished_logits(Floats products, const QueryRows& rows, int64_t ro
                               Visible seen) {
   const AttentionArgs& args = rows.args;
   const bool inside = key >= seen.first && key + kGroupKeys - 1 <= seen.last;
-  if (inside && args.soft_cap == 0 && args.alibi_slopes == nullptr) {
-    return products * Floats::all(args.scale * kLog2e);
-  }
   Floats logits = products * Floats::all(args.scale);
   if (args.soft_cap > 0) {
     logits = tanh(logits * Floats::all(1.0f / args.soft_cap)) * Floats::all(args.soft_cap);
@@ -64,35 +62,53 @@ inline Floats finished_logits(Floats products, const QueryRows& rows, int64_t ro
   return logits;
 }
 
-// One chunk's logits of a row become weights; the row's sums are brought to a new maximum first if
-// they must be.
+// Finishes a chunk's logits of a row but for a factor, which is returned: the softmax multiplies by
+// it where nothing else is to be done, which takes a positive one.
+inline float finish_chunk(float* logits, const QueryRows& rows, int64_t row,
+                          const ChunkPlace& place, Visible seen) {
+  const AttentionArgs& args = rows.args;
+  const int64_t end = place.begin + place.num_groups * kGroupKeys;
+  if (args.soft_cap == 0 && args.alibi_slopes == nullptr && args.scale > 0 &&
+      place.begin >= seen.first && end - 1 <= seen.last) {
+    return args.scale * kLog2e;
+  }
+  for (int64_t key = place.begin; key < end; key += kGroupKeys, logits += kGroupKeys) {
+    finished_logits(Floats::load(logits), rows, row, key, seen).store(logits);
+  }
+  return 1.0f;
+}
+
+// One chunk's logits of a row, times `factor`, become weights; the row's sums are brought to a new
+// maximum first if they must be.
 template <typename Product, int kTerms>
-inline void weigh_chunk(float* logits, int64_t num_groups, typename Product::Stored* weights,
-                        int64_t term_distance, const RowStates& states, int64_t row) {
+inline void weigh_chunk(const float* logits, int64_t num_groups, float factor,
+                        typename Product::Stored* weights, int64_t term_distance,
+                        const RowStates& states, int64_t row) {
   Floats most = Floats::load(logits);
   for (int64_t g = 1; g < num_groups; ++g) {
     most = most.max(Floats::load(logits + g * kGroupKeys));
   }
+  most = most * Floats::all(factor);
   float& max = states.max[row];
   if (most.greater(Floats::all(max + kSlack)) != 0) {
     const float now = most.greatest();
-    const Floats factor = exp2<false>(Floats::all(max - now));
+    const Floats change = exp2<false>(Floats::all(max - now));
     float* out = states.out + row * states.columns;
     for (int64_t c = 0; c < states.columns; c += Floats::kLanes) {
-      (Floats::load(out + c) * factor).store(out + c);
+      (Floats::load(out + c) * change).store(out + c);
     }
     float lanes[Floats::kLanes];
-    factor.store(lanes);
+    change.store(lanes);
     states.sum[row] *= lanes[0];
     max = now;
   }
   constexpr bool kForHalf = Product::kPerUnit > 1 && kTerms == 1;
-  const Floats shift = Floats::all(max);
+  const Floats shift = Floats::all(-max), by = Floats::all(factor);
   Floats total = Floats::zero();
   for (int64_t key = 0; key < num_groups * kGroupKeys; key += 2 * Floats::kLanes) {
     Floats pair[2] = {Floats::zero(), Floats::zero()};
     for (int64_t i = 0; i < 2 && key + i * kGroupKeys < num_groups * kGroupKeys; ++i) {
-      pair[i] = exp2<kForHalf>(Floats::load(logits + key + i * kGroupKeys) - shift);
+      pair[i] = exp2<kForHalf>(Floats::load(logits + key + i * kGroupKeys).multiply_add(by, shift));
     }
     Product::template store_weights<kTerms>(pair, weights + key, term_distance);
     for (int t = 0; t < kTerms; ++t) {
@@ -105,55 +121,15 @@ inline void weigh_chunk(float* logits, int64_t num_groups, typename Product::Sto
   states.sum[row] += total.sum();
 }
 
-// Where a chunk's groups of keys begin in the cache: bytes from the first head's rows in block 0.
-struct ChunkPlace {
-  int64_t begin, num_groups;
-  int64_t keys[kChunkGroups], values[kChunkGroups];
-};
-
-// The chunk of at most `groups` groups from `key` on. Groups are looked up by their first key: they
-// are read by it where they lie in one block.
-inline ChunkPlace place_chunk(const CacheRows& keys, const CacheRows& values, int64_t key,
-                              int64_t groups, int64_t key_end) {
-  ChunkPlace place;
-  place.begin = key;
-  place.num_groups = smaller(groups, (key_end - key + kGroupKeys - 1) / kGroupKeys);
-  for (int64_t g = 0; g < place.num_groups; ++g) {
-    place.keys[g] = keys.row(key + g * kGroupKeys) - keys.data;
-    place.values[g] = values.row(key + g * kGroupKeys) - values.data;
-  }
-  return place;
-}
-
-// Asks for a row of a cache, into the second cache: the first one has no room for as many requests
-// under way as memory needs to be kept busy.
-inline void prefetch_row(const char* row, int64_t bytes) {
-  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
-}
-
 template <typename Product, int kTerms>
 inline void add_chunk_values(const KeyGroup<Product>* groups, int64_t num_groups,
                              const typename Product::Stored* weights, int64_t term_distance,
                              const RowStates& states, int64_t rows) {
-  int64_t row = 0;
-  const auto add = [&](auto count) {
-    constexpr int kRows = decltype(count)::kCount;
-    add_all_values<Product, kTerms, kRows>(groups, num_groups, weights + row * kChunkKeys,
-                                           term_distance, states.out + row * states.columns,
-                                           states.columns);
-    row += kRows;
-  };
-  while (row + kRowsTogether <= rows) add(Registers<kRowsTogether>{});
-  switch (rows - row) {
-    case 3:
-      return add(Registers<3>{});
-    case 2:
-      return add(Registers<2>{});
-    case 1:
-      return add(Registers<1>{});
-    default:
-      return;
-  }
+  for_rows_together<Product::kValueRows>(rows, [&](int64_t row, auto count) {
+    add_all_values<Product, kTerms, decltype(count)::kCount>(
+        groups, num_groups, weights + row * kChunkKeys, term_distance,
+        states.out + row * states.columns, states.columns);
+  });
 }
 
 // Adds the keys [key_begin, key_end) to the states of `heads` heads' rows, of which `rows` are the
@@ -163,6 +139,8 @@ inline void attend_few_rows(const QueryRows& rows, int64_t heads, int64_t key_be
                             int64_t key_end, const FewRowsScratch<Product>& scratch,
                             const RowStates& states) {
   using Stored = typename Product::Stored;
+  using Cached = typename Product::Cached;
+  using Copies = typename Product::Copies;
   const AttentionArgs& args = rows.args;
   const int64_t key_columns = padded_columns(args.head_size), value_columns = states.columns;
   const int64_t query_distance = rows.count * key_columns;
@@ -173,10 +151,10 @@ inline void attend_few_rows(const QueryRows& rows, int64_t heads, int64_t key_be
   const int64_t key_head = args.keys.head_stride * element;
   const int64_t value_head = args.values.head_stride * element;
   const bool one_block = args.block_size % kGroupKeys == 0;
-  const bool whole = one_block && in_place<Product>(keys, args.head_size, key_columns) &&
-                     in_place<Product>(values, args.value_head_size, value_columns);
-  const int64_t chunk_groups =
-      larger(1, smaller(kChunkGroups, kChunkBytes / (kGroupKeys * (key_bytes + value_bytes))));
+  const bool whole = one_block && in_place<Copies>(keys, args.head_size, key_columns) &&
+                     in_place<Copies>(values, args.value_head_size, value_columns);
+  const int64_t chunk_groups = groups_of_chunk(key_bytes + value_bytes);
+  const bool transposed = rows.count >= Product::kRowsToTranspose;
   Visible seen[kMostFewRows];  // the same for every head
   for (int64_t row = 0; row < rows.count; ++row) {
     seen[row] = rows.visible(row);
@@ -197,43 +175,55 @@ inline void attend_few_rows(const QueryRows& rows, int64_t heads, int64_t key_be
       const bool last = h + 1 == heads;
       const ChunkPlace& ahead = last ? next : place;
       const int64_t next_head = last ? 0 : h + 1;
+      NextChunk coming = {ahead,
+                          keys.data + next_head * key_head,
+                          values.data + next_head * value_head,
+                          keys.token_stride,
+                          values.token_stride,
+                          key_bytes,
+                          value_bytes,
+                          one_block ? ahead.num_groups * kGroupKeys : 0,
+                          place.num_groups * (transposed ? 1 : rows.count) + rows.count};
       KeyGroup<Product> groups[kChunkGroups];
       for (int64_t g = 0; g < place.num_groups; ++g) {
         const int64_t key = place.begin + g * kGroupKeys;
         KeyGroup<Product>& group = groups[g];
         if (whole && key >= key_begin && key + kGroupKeys <= key_end) {
-          group = {reinterpret_cast<const Stored*>(head_keys.data + place.keys[g]),
-                   reinterpret_cast<const Stored*>(head_values.data + place.values[g]),
-                   keys.token_stride / static_cast<int64_t>(sizeof(Stored)),
-                   values.token_stride / static_cast<int64_t>(sizeof(Stored))};
+          group = {reinterpret_cast<const Cached*>(head_keys.data + place.keys[g]),
+                   reinterpret_cast<const Cached*>(head_values.data + place.values[g]),
+                   keys.token_stride / static_cast<int64_t>(sizeof(Cached)),
+                   values.token_stride / static_cast<int64_t>(sizeof(Cached))};
         } else {
-          Stored* value_rows = scratch.values + g * kGroupKeys * value_columns;
+          Cached* value_rows = scratch.values + g * kGroupKeys * value_columns;
           group = {scratch.keys, value_rows, key_columns, value_columns};
-          copy_cache_rows<Product>(head_keys, key, kGroupKeys, key_begin, key_end, args.head_size,
-                                   scratch.keys, key_columns);
-          copy_cache_rows<Product>(head_values, key, kGroupKeys, key_begin, key_end,
-                                   args.value_head_size, value_rows, value_columns);
+          copy_cache_rows<Copies>(head_keys, key, kGroupKeys, key_begin, key_end, args.head_size,
+                                  scratch.keys, key_columns);
+          copy_cache_rows<Copies>(head_values, key, kGroupKeys, key_begin, key_end,
+                                  args.value_head_size, value_rows, value_columns);
         }
-        // The rows that come next are asked for one by one, as the products go on.
-        const bool fetch = one_block && g < ahead.num_groups;
-        const char* next_keys = keys.data + next_head * key_head + ahead.keys[g];
-        const char* next_values = values.data + next_head * value_head + ahead.values[g];
-        int64_t fetched = 0;
-        for (int64_t row = 0; row < rows.count; ++row) {
-          if (fetch) {
-            for (; fetched < (row + 1) * kGroupKeys / rows.count; ++fetched) {
-              prefetch_row(next_keys + fetched * keys.token_stride, key_bytes);
-              prefetch_row(next_values + fetched * values.token_stride, value_bytes);
-            }
+        if (transposed) {
+          const int64_t strip = g % kStrips;
+          coming.prefetch();
+          transpose_keys(group, key_columns, scratch.units + strip * kGroupKeys);
+          if (strip + 1 == kStrips || g + 1 == place.num_groups) {
+            multiply_key_units<Product, kTerms>(query, rows.count, query_distance, key_columns,
+                                                scratch.units, strip + 1,
+                                                scratch.logits + (g - strip) * kGroupKeys);
           }
-          const Floats products = group_logits<Product, kTerms>(group, query + row * key_columns,
-                                                                query_distance, key_columns);
-          finished_logits(products, of_head, row, key, seen[row])
+          continue;
+        }
+        for (int64_t row = 0; row < rows.count; ++row) {
+          coming.prefetch();
+          group_logits<Product, kTerms>(group, query + row * key_columns, query_distance,
+                                        key_columns)
               .store(scratch.logits + row * kChunkKeys + g * kGroupKeys);
         }
       }
       for (int64_t row = 0; row < rows.count; ++row) {
-        weigh_chunk<Product, kTerms>(scratch.logits + row * kChunkKeys, place.num_groups,
+        float* logits = scratch.logits + row * kChunkKeys;
+        coming.prefetch();
+        const float factor = finish_chunk(logits, of_head, row, place, seen[row]);
+        weigh_chunk<Product, kTerms>(logits, place.num_groups, factor,
                                      scratch.weights + row * kChunkKeys, weight_distance,
                                      head_states, row);
       }

@@ -17,18 +17,13 @@ namespace anvil::kernels::ANVIL_ISA_NAMESPACE {
 constexpr int64_t kGroupKeys = Floats::kLanes;
 constexpr int64_t kChunkKeys = 64;
 constexpr int64_t kChunkGroups = kChunkKeys / kGroupKeys;
-// Rows, and pairs of registers of their columns, whose sums are kept in registers at once.
-constexpr int kRowsTogether = 4;
-#if ANVIL_VECTOR_BYTES == 64
-constexpr int kColumnPairs = 2;
-#else
-constexpr int kColumnPairs = 1;
-#endif
+// Pairs of registers of columns whose sums are kept for so many rows in registers at once.
+constexpr int column_pairs(int rows) { return ANVIL_VECTOR_BYTES == 64 && rows <= 4 ? 2 : 1; }
 
 // kGroupKeys keys and their values; strides in elements.
 template <typename Product>
 struct KeyGroup {
-  const typename Product::Stored *keys, *values;
+  const typename Product::Cached *keys, *values;
   int64_t key_stride, value_stride;
 };
 
@@ -37,9 +32,33 @@ struct Registers {
   static constexpr int kCount = kNumber;
 };
 
+// Calls body(row, Registers<count>{}) for `rows` rows, kMost of them at once or fewer.
+template <int kMost, typename Body>
+inline void for_rows_together(int64_t rows, const Body& body) {
+  static_assert(kMost == 4 || kMost == 8);
+  int64_t row = 0;
+  for (; row + kMost <= rows; row += kMost) body(row, Registers<kMost>{});
+  if constexpr (kMost == 8) {
+    if (row + 4 <= rows) {
+      body(row, Registers<4>{});
+      row += 4;
+    }
+  }
+  switch (rows - row) {
+    case 3:
+      return body(row, Registers<3>{});
+    case 2:
+      return body(row, Registers<2>{});
+    case 1:
+      return body(row, Registers<1>{});
+    default:
+      return;
+  }
+}
+
 // Lane i: the product of kRegisters registers of row `query` with key i.
 template <typename Product, int kTerms, int kRegisters>
-[[gnu::always_inline]] inline Floats group_products(const typename Product::Stored* key,
+[[gnu::always_inline]] inline Floats group_products(const typename Product::Cached* key,
                                                     int64_t key_stride,
                                                     const typename Product::Stored* query,
                                                     int64_t term_distance) {
@@ -55,7 +74,7 @@ template <typename Product, int kTerms, int kRegisters>
   for (int64_t i = 0; i < kGroupKeys; ++i) {
     Floats sum = Floats::zero();
     for (int j = 0; j < kRegisters; ++j) {
-      const Floats units = load_units(key + j * kRegister);
+      const Floats units = Product::load(key + j * kRegister);
       for (int t = 0; t < kTerms; ++t) sum = Product::multiply_add(sum, terms[t][j], units);
     }
     sums[i] = sum;
@@ -103,7 +122,7 @@ inline void add_values(const KeyGroup<Product>* groups, int64_t num_groups,
   }
   for (int64_t g = 0; g < num_groups; ++g) {
     const KeyGroup<Product>& group = groups[g];
-    const typename Product::Stored* values = group.values + column;
+    const typename Product::Cached* values = group.values + column;
     for (int64_t key = 0; key < kGroupKeys; key += Product::kPerUnit) {
       Floats columns[kPairs][2];
       for (int p = 0; p < kPairs; ++p) {
@@ -132,11 +151,12 @@ template <typename Product, int kTerms, int kRows>
 inline void add_all_values(const KeyGroup<Product>* groups, int64_t num_groups,
                            const typename Product::Stored* weights, int64_t term_distance,
                            float* out, int64_t columns) {
+  constexpr int kPairs = column_pairs(kRows);
   constexpr int64_t kStep = 2 * Floats::kLanes;
   int64_t column = 0;
-  for (; column + kColumnPairs * kStep <= columns; column += kColumnPairs * kStep) {
-    add_values<Product, kTerms, kRows, kColumnPairs>(groups, num_groups, weights, term_distance,
-                                                     column, out, columns);
+  for (; column + kPairs * kStep <= columns; column += kPairs * kStep) {
+    add_values<Product, kTerms, kRows, kPairs>(groups, num_groups, weights, term_distance, column,
+                                               out, columns);
   }
   for (; column < columns; column += kStep) {
     add_values<Product, kTerms, kRows, 1>(groups, num_groups, weights, term_distance, column, out,

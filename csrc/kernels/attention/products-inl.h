@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "vec/bytes-inl.h"
 #include "vec/cache_elements-inl.h"
 
 namespace anvil::kernels::ANVIL_ISA_NAMESPACE {
@@ -26,6 +27,16 @@ inline Floats all_units(const void* from) {
 struct FloatProduct {
   static constexpr int kPerUnit = 1;
   using Stored = float;
+  // Elements of keys and values where products read them, and how rows are copied to be such.
+  using Cached = float;
+  using Copies = FloatProduct;
+  static constexpr CacheType kCacheType = CacheType::kFloat32;
+  // From how many rows on keys are transposed for all of them.
+  static constexpr int64_t kRowsToTranspose = 8;
+  // How many rows values are read for at once.
+  static constexpr int kValueRows = 4;
+  // kLanes units of a row.
+  static Floats load(const float* row) { return Floats::load(row); }
   // Whether numbers of a type are held exactly.
   template <typename From>
   static constexpr bool kHolds = true;
@@ -98,6 +109,12 @@ inline void interleave(__m512i first, __m512i second, Floats (&columns)[2]) {
 struct PairProduct {
   static constexpr int kPerUnit = 2;
   using Stored = uint16_t;
+  using Cached = uint16_t;
+  using Copies = PairProduct;
+  static constexpr CacheType kCacheType = CacheType::kBf16;
+  static constexpr int64_t kRowsToTranspose = 6;
+  static constexpr int kValueRows = 4;
+  static Floats load(const uint16_t* row) { return load_units(row); }
   template <typename From>
   static constexpr bool kHolds = sizeof(typename From::Stored) == 1 || __is_same(From, Bf16);
 
@@ -164,6 +181,33 @@ struct PairProduct {
     } else {
       return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint32_t{1} << count) - 1), from);
     }
+  }
+};
+
+// Rows of a cache as they are.
+template <typename Element>
+struct UnchangedRows {
+  using Stored = typename Element::Stored;
+  static constexpr CacheType kCacheType = Element::kCacheType;
+  template <typename From>
+  static constexpr bool kHolds = __is_same(From, Element);
+  template <typename From>
+  static void convert(const Stored* from, int64_t size, Stored* to) {
+    copy_bytes(reinterpret_cast<char*>(to), reinterpret_cast<const char*>(from),
+               size * static_cast<int64_t>(sizeof(Stored)));
+  }
+};
+
+// Pairs of bfloat16, of elements of one byte that become such in registers.
+template <typename Element>
+struct BytePairProduct : PairProduct {
+  using Cached = typename Element::Stored;
+  using Copies = UnchangedRows<Element>;
+  static constexpr int64_t kRowsToTranspose = 2;
+  static constexpr int kValueRows = 8;
+  static Floats load(const Cached* row) { return as_units(Element::widen_to_bf16(row)); }
+  static void columns_of_unit(const Cached* row, int64_t stride, Floats (&columns)[2]) {
+    interleave(Element::widen_to_bf16(row), Element::widen_to_bf16(row + stride), columns);
   }
 };
 

@@ -61,6 +61,7 @@ namespace anvil::kernels::ANVIL_ISA_NAMESPACE {
 
 struct E4m3 {
   using Stored = uint8_t;
+  static constexpr CacheType kCacheType = CacheType::kE4m3;
   static Floats load(const uint8_t* from, Whole = {}) { return e4m3_floats(load_bytes(from)); }
   static Floats load(const uint8_t* from, First part) {
     return e4m3_floats(load_bytes(from, part.count));
@@ -82,6 +83,7 @@ struct E4m3 {
 
 struct E5m2 {
   using Stored = uint8_t;
+  static constexpr CacheType kCacheType = CacheType::kE5m2;
   static Floats load(const uint8_t* from, Whole = {}) { return e5m2_floats(load_bytes(from)); }
   static Floats load(const uint8_t* from, First part) {
     return e5m2_floats(load_bytes(from, part.count));
@@ -104,6 +106,7 @@ struct E5m2 {
 // To the nearest whole number, ties to even, from -128 to 127; NaN, which it has not, becomes 0.
 struct Int8 {
   using Stored = int8_t;
+  static constexpr CacheType kCacheType = CacheType::kInt8;
   static Floats load(const int8_t* from, Whole = {}) { return int8_floats(load_bytes(from)); }
   static Floats load(const int8_t* from, First part) {
     return int8_floats(load_bytes(from, part.count));
@@ -113,9 +116,12 @@ struct Int8 {
     store_bytes(int8_bytes(x), to, part.count);
   }
 #if ANVIL_VECTOR_BYTES == 64
-  static __m512i widen_to_bf16(const int8_t* from) { return bf16_of_int8(load_32_bytes(from)); }
+  static __m512i widen_to_bf16(const int8_t* from) {
+    return bf16_of_int8(load_bytes(from), load_bytes(from + 16));
+  }
   static __m512i widen_to_bf16(const int8_t* from, int64_t count) {
-    return bf16_of_int8(load_32_bytes(from, count));
+    const __m256i bytes = load_32_bytes(from, count);
+    return bf16_of_int8(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
   }
 #endif
   static float widen(int8_t value) { return value; }

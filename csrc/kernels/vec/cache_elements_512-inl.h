@@ -78,52 +78,89 @@ inline __m256i load_32_bytes(const void* from, int64_t count) {
   return _mm256_maskz_loadu_epi8(_bzhi_u32(~0u, static_cast<unsigned>(count)), from);
 }
 
-// Normal numbers are moved into place, with another bias. The subnormal ones, which are normal in
-// bfloat16, and those that are not finite come from a table by their lowest five bits.
-inline __m512i bf16_of_float8(__m256i bytes, __mmask32 special, int shift, int bias,
-                              __m512i table) {
+// A float8's bits are moved into place, its sign apart; added to them, an offset gives the
+// bfloat16. It is the other bias for normal numbers. The subnormal ones, which are normal in
+// bfloat16, and those that are not finite have theirs in a table, by their lowest five bits.
+template <typename Format>
+inline __m512i bf16_of_float8(__m256i bytes, __mmask32 special, const uint16_t (&offsets)[32]) {
+  constexpr int kShift = 7 - Format::kMantissaBits;
   const __m512i words = _mm512_cvtepi8_epi16(bytes);
-  const __m512i magnitude =
-      _mm512_and_si512(_mm512_slli_epi16(words, static_cast<unsigned>(shift)),
-                       _mm512_set1_epi16(static_cast<int16_t>(0x7f << shift)));
-  const __m512i normal =
-      _mm512_add_epi16(magnitude, _mm512_set1_epi16(static_cast<int16_t>(bias << 7)));
-  const __m512i all = _mm512_mask_permutexvar_epi16(normal, special, words, table);
-  return _mm512_ternarylogic_epi32(all, words, _mm512_set1_epi16(INT16_MIN), 0xd8);
+  const __m512i moved =
+      _mm512_and_si512(_mm512_slli_epi16(words, kShift),
+                       _mm512_set1_epi16(static_cast<int16_t>(0x8000 | 0x7f << kShift)));
+  const __m512i bias = _mm512_set1_epi16(int16_t{127 - Format::kBias} << 7);
+  const __m512i offset =
+      _mm512_mask_permutexvar_epi16(bias, special, words, _mm512_load_si512(offsets));
+  return _mm512_add_epi16(moved, offset);
 }
 
 inline __m512i bf16_of_e4m3(__m256i bytes) {
+  // m * 2^-9 for m = 0 .. 7, less what m is moved to; NaN at 31.
+  alignas(64) static constexpr uint16_t kOffsets[32] = {
+      0,           0x3b00 - 16, 0x3b80 - 32, 0x3bc0 - 48,
+      0x3c00 - 64, 0x3c20 - 80, 0x3c40 - 96, 0x3c60 - 112,
+      0,           0,           0,           0,
+      0,           0,           0,           0,
+      0,           0,           0,           0,
+      0,           0,           0,           0,
+      0,           0,           0,           0,
+      0,           0,           0,           0x7fc0 - (0x7f << 4)};
   // Twice the byte has no sign: special are 0 to 14 and 254.
   const __m256i magnitude = _mm256_add_epi8(bytes, bytes);
   const __mmask32 special =
       _mm256_cmple_epu8_mask(_mm256_add_epi8(magnitude, _mm256_set1_epi8(2)), _mm256_set1_epi8(16));
-  // m * 2^-9 for m = 0 .. 7; NaN at 31.
-  const __m512i table = _mm512_set_epi32(0x7fc00000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x3c603c40,
-                                         0x3c203c00, 0x3bc03b80, 0x3b000000);
-  return bf16_of_float8(bytes, special, 4, 127 - E4m3Format::kBias, table);
+  return bf16_of_float8<E4m3Format>(bytes, special, kOffsets);
 }
 
 inline __m512i bf16_of_e5m2(__m256i bytes) {
+  // m * 2^-16 for m = 0 .. 3, less what m is moved to; infinity at 28, NaN from 29.
+  alignas(64) static constexpr uint16_t kOffsets[32] = {0,
+                                                        0x3780 - 32,
+                                                        0x3800 - 64,
+                                                        0x3840 - 96,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0,
+                                                        0x7f80 - (0x7c << 5),
+                                                        0x7fc0 - (0x7d << 5),
+                                                        0x7fc0 - (0x7e << 5),
+                                                        0x7fc0 - (0x7f << 5)};
   // Twice the byte has no sign: special are 0 to 6 and 248 to 254.
   const __m256i magnitude = _mm256_add_epi8(bytes, bytes);
   const __mmask32 special =
       _mm256_cmplt_epu8_mask(_mm256_add_epi8(magnitude, _mm256_set1_epi8(8)), _mm256_set1_epi8(16));
-  // m * 2^-16 for m = 0 .. 3; infinity at 28, NaN from 29.
-  const __m512i table = _mm512_set_epi32(0x7fc07fc0, 0x7fc07f80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-                                         0x38403800, 0x37800000);
-  return bf16_of_float8(bytes, special, 5, 127 - E5m2Format::kBias, table);
+  return bf16_of_float8<E5m2Format>(bytes, special, kOffsets);
 }
 
-inline __m512i bf16_of_int8(__m256i bytes) {
-  const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
-  const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)));
-  // Eight bits fit, so that the upper halves are the numbers.
+inline __m512i bf16_of_int8(__m128i low, __m128i high) {
+  // Eight bits fit, so that the upper halves of float32 are the numbers.
   const __m512i upper_halves =
       _mm512_set_epi32(0x003f003d, 0x003b0039, 0x00370035, 0x00330031, 0x002f002d, 0x002b0029,
                        0x00270025, 0x00230021, 0x001f001d, 0x001b0019, 0x00170015, 0x00130011,
                        0x000f000d, 0x000b0009, 0x00070005, 0x00030001);
-  return _mm512_permutex2var_epi16(_mm512_castps_si512(low), upper_halves,
-                                   _mm512_castps_si512(high));
+  return _mm512_permutex2var_epi16(_mm512_castps_si512(int8_floats(low).value), upper_halves,
+                                   _mm512_castps_si512(int8_floats(high).value));
 }
 
 }  // namespace anvil::kernels::ANVIL_ISA_NAMESPACE

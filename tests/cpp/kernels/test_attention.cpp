@@ -96,6 +96,48 @@ TEST_P(Attention, HeadsGroupsAndBlockSizes) {
   }
 }
 
+// Rows that are and are not computed together, over caches that are read where they lie and others.
+TEST_P(Attention, RowsOfAHeadInEveryCache) {
+  for (ElementType type : kTypes) {
+    for (CacheType cache : kCacheTypes) {
+      for (int64_t heads : {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 15, 16}) {
+        for (auto [size, value_size] : {std::pair<int64_t, int64_t>{64, 64}, {96, 32}, {24, 64}}) {
+          const Layer layer = {.type = type,
+                               .cache = cache,
+                               .heads = heads,
+                               .kv_heads = 1,
+                               .head_size = size,
+                               .value_size = value_size};
+          check(layer, {{1, 83}, {1, 50, false}, {1, 16}}, {.cache = CacheIs::kGuardedRows});
+          check({.type = type,
+                 .cache = cache,
+                 .heads = 2 * heads,
+                 .head_size = size,
+                 .value_size = value_size,
+                 .window = 45},
+                {{1, 200}}, {.cache = CacheIs::kOne});
+        }
+      }
+    }
+  }
+}
+
+// Also factors of the logits that are not positive.
+TEST_P(Attention, AnyScale) {
+  for (ElementType type : kTypes) {
+    for (float scale : {-0.3f, 0.0f, 0.2f}) {
+      for (int64_t heads : {2, 8}) {
+        const Layer layer = {
+            .type = type, .cache = as_cache_type(type), .heads = heads, .kv_heads = 1};
+        AttentionCall call(layer, {{1, 200}, {3, 70}, {20, 40}});
+        call.args.scale = scale;
+        call.run(table(), 2);
+        call.expect_right(name_of(layer) + ", scale " + std::to_string(scale));
+      }
+    }
+  }
+}
+
 TEST_P(Attention, LargeHeadsWhoseValuesArePartsOfTheirKeys) {
   for (ElementType type : kTypes) {
     for (CacheType cache : {as_cache_type(type), CacheType::kE4m3}) {
