@@ -13,20 +13,21 @@ N ?= 10000
 SEED ?= 1000000
 
 VENV := .venv
+BASELINE := .venv-baseline
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.anvil
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP := python -m pip --disable-pip-version-check
 STEP := tools/step.sh
 CPP := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp')
 export PATH := $(abspath $(BIN)):$(PATH)
 export MAX_JOBS := $(JOBS)
 
 .PHONY: help demo dev build model test test-full test-cpp test-cuda triton-starts fuzz-triton san
-.PHONY: parity bench bench-attention lint type docs clean
+.PHONY: parity bench bench-attention bench-e2e baseline lint type docs clean
 
 help: ## Show this list
 	@echo "make TARGET, where TARGET is one of"
-	@sed -n 's/^\([a-z-]*\):.*## /  \1 \t/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z0-9-]*\):.*## /  \1 \t/p' Makefile | expand -t 14
 
 demo: $(STAMPS)/package model ## Chat with a real model on the anvil device, from nothing
 	@$(BIN)/python tools/demo.py
@@ -74,6 +75,11 @@ bench: $(STAMPS)/package model ## Measure what the README's figures come from
 bench-attention: $(STAMPS)/dev ## Time attention on the suite of benchmarks/ (up to an hour)
 	@$(BIN)/vllm-anvil bench attention --suite benchmarks/attention_suite.yaml
 
+baseline: $(BASELINE)/.anvil/engine ## Make .venv-baseline: the engine alone, to compare with
+
+bench-e2e: $(STAMPS)/dev model baseline ## Serve the demo model beside the engine's own platform
+	@$(BIN)/vllm-anvil bench e2e --baseline-python $(BASELINE)/bin/python
+
 lint: $(STAMPS)/dev type ## Check style, layer rules and generated pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -96,21 +102,22 @@ clean: ## Remove what was built (.venv and models/ stay)
 model: $(STAMPS)/engine
 	@$(STEP) "preparing the demo model" $(BIN)/python tools/demo_model.py
 
-# The engine and the tools that compile the package. Media packages that pip brought for another
-# torch are taken out again, since they keep every model from loading.
-$(STAMPS)/engine:
+# The engine, and in .venv the tools that compile the package. Media packages that pip brought for
+# another torch are taken out again, since they keep every model from loading.
+$(STAMPS)/engine: TOOLS := "cmake>=3.24" ninja
+%/.anvil/engine:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or later is needed, and $(PYTHON) is" \
 	    "$$($(PYTHON) --version 2>&1): make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
-	@[ -x $(BIN)/python ] || $(STEP) "making $(VENV)" $(PYTHON) -m venv $(VENV)
-	@$(STEP) "installing the engine, $(ENGINE)" $(PIP) install "$(ENGINE)" "cmake>=3.24" ninja
-	@$(BIN)/python tools/mend_environment.py
-	@mkdir -p $(STAMPS) && touch $@
+	@[ -x $*/bin/python ] || $(STEP) "making $*" $(PYTHON) -m venv $*
+	@$(STEP) "installing the engine, $(ENGINE), into $*" $*/bin/$(PIP) install "$(ENGINE)" $(TOOLS)
+	@$*/bin/python tools/mend_environment.py
+	@mkdir -p $(@D) && touch $@
 
 $(STAMPS)/package: pyproject.toml setup.py $(wildcard build_backend/*.py) | build
-	@$(STEP) "installing vllm-anvil into $(VENV)" $(PIP) install --no-build-isolation -e .
+	@$(STEP) "installing vllm-anvil into $(VENV)" $(BIN)/$(PIP) install --no-build-isolation -e .
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/package pyproject.toml
-	@$(STEP) "installing the development tools" $(PIP) install --no-build-isolation -e '.[dev]'
+	@$(STEP) "installing the development tools" $(BIN)/$(PIP) install --no-build-isolation -e '.[dev]'
 	@touch $@

@@ -8,6 +8,7 @@ transformers unless a test does.
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+ANVIL_FILES = ("vllm_anvil", "anvil_attention", "anvil_communicator", "__editable__")
 
 # No test may look for a model on a hub; subprocesses inherit it.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -60,6 +62,24 @@ def tiny_llama(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
     run_tool("tiny_model.py", folder, smollm2)
     return folder
+
+
+@pytest.fixture(scope="session")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python with all installed distributions but Anvil: an environment of links."""
+    environment = tmp_path_factory.mktemp("bare") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    python = str(environment / "bin" / "python")
+    probe = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    target = Path(subprocess.check_output([python, "-c", probe], text=True).strip())
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.startswith(ANVIL_FILES):
+            (target / entry.name).symlink_to(entry)
+    absent = (
+        "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm_anvil') is not None)"
+    )
+    subprocess.run([python, "-I", "-c", absent], check=True)
+    return python
 
 
 AtOnce = Callable[[Mapping[Any, Callable[[], Any]]], Mapping[Any, Future[Any]]]

@@ -15,6 +15,7 @@ void def(pybind11::module_& m, const char* name, Function function) {
 
 void add_graphs(pybind11::module_& m);
 void add_sanitizer(pybind11::module_& m);
+void add_trace(pybind11::module_& m);
 void add_triton(pybind11::module_& m);
 
 }  // namespace anvil::bindings

@@ -134,6 +134,7 @@ PYBIND11_MODULE(_C, m) {
   def(m, "pop_memory_tag", [] { anvil::check(anvilMemPopTag()); });
   anvil::bindings::add_graphs(m);
   anvil::bindings::add_sanitizer(m);
+  anvil::bindings::add_trace(m);
   anvil::bindings::add_triton(m);
   def(m, "host_alias", &host_alias);
   def(m, "device_alias", &device_alias);

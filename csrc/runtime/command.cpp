@@ -5,6 +5,7 @@
 #include <string>
 
 #include "error.h"
+#include "trace.h"
 
 namespace anvil {
 namespace {
@@ -19,6 +20,7 @@ anvilError_t FailCommand(anvilError_t status, const char* name, const std::strin
 thread_local constinit anvilStream_t running_stream = nullptr;
 
 anvilError_t Run(const char* name, anvilError_t (*run)(void*), void* arg) {
+  const TracedRun traced(name);
   const unsigned long failures = FailureCount();
   try {
     const anvilError_t status = run(arg);

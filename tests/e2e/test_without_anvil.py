@@ -3,35 +3,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from .conftest import EngineRun
-
-ANVIL_FILES = ("vllm_anvil", "anvil_attention", "anvil_communicator", "__editable__")
-
-
-@pytest.fixture(scope="module")
-def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Python with all installed distributions but Anvil: an environment of links."""
-    environment = tmp_path_factory.mktemp("bare") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-    python = str(environment / "bin" / "python")
-    probe = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    target = Path(subprocess.check_output([python, "-c", probe], text=True).strip())
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if not entry.name.startswith(ANVIL_FILES):
-            (target / entry.name).symlink_to(entry)
-    absent = (
-        "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm_anvil') is not None)"
-    )
-    subprocess.run([python, "-c", absent], check=True)
-    return python
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import typer
 from vllm_anvil import selection
 from vllm_anvil.cli import bench, triton
 from vllm_anvil.cli import doctor as doctor_command
+from vllm_anvil.cli import profile as profile_command
 
 app = typer.Typer(
     name="vllm-anvil",
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.add_typer(bench.app)
 app.add_typer(triton.app)
+app.command()(profile_command.profile)
 
 
 def _print_version(wanted: bool) -> None:

@@ -62,6 +62,7 @@ inline std::vector<NamedCall> CallsOnHandles(const Handles& handles) {
   static float milliseconds;
   static anvilHostStats stats;
   static size_t size, other_size;
+  static uint64_t dropped;
   static anvilBlock_t block;
   static void* pointer;
   static anvilGraph_t captured;
@@ -102,6 +103,9 @@ inline std::vector<NamedCall> CallsOnHandles(const Handles& handles) {
       {"anvilStreamEndCapture", [=] { return anvilStreamEndCapture(handles.stream, &captured); }},
       {"anvilGraphLaunch", [=] { return anvilGraphLaunch(handles.graph, handles.stream); }},
       {"anvilGraphGetNodes", [=] { return anvilGraphGetNodes(handles.graph, nullptr, 0, &size); }},
+      {"anvilTraceStart", [] { return anvilTraceStart(1); }},
+      {"anvilTraceStop", [] { return anvilTraceStop(); }},
+      {"anvilTraceTake", [=] { return anvilTraceTake(nullptr, 0, &size, &dropped); }},
       {"anvilGraphSetTiming", [=] { return anvilGraphSetTiming(handles.graph, 0); }},
       {"anvilGraphDestroy", [=] { return anvilGraphDestroy(handles.graph); }},
       {"anvilFree", [=] { return anvilFree(handles.block); }},

@@ -296,6 +296,28 @@ ANVIL_API anvilError_t anvilGraphGetNodes(anvilGraph_t graph, anvilGraphNode* no
 // Whether replays from now on take the time of each node (off at first).
 ANVIL_API anvilError_t anvilGraphSetTiming(anvilGraph_t graph, int enabled);
 
+// ---------------------------------------------------------------- trace
+
+// One run of a command, or of one of a graph's nodes.
+typedef struct anvilTraceSpan {
+  char name[64];               // the command's, cut where it is longer
+  uint64_t begin_nanoseconds;  // of the monotonic clock
+  uint64_t end_nanoseconds;
+  uint64_t stream;  // id
+  int device;
+  uint32_t depth;  // 0; more: the run is part of one that encloses it, as a node is of its graph's
+} anvilTraceSpan;
+
+// Keeps a span of each run from now on, up to so many, and forgets those that are there. A process
+// that never starts a trace pays one load for each run.
+ANVIL_API anvilError_t anvilTraceStart(size_t capacity);
+// Runs that began before are still kept when they end.
+ANVIL_API anvilError_t anvilTraceStop(void);
+// Hands out at most `capacity` spans, in the order in which they ended, and forgets these. *count
+// is the number that there was, *dropped that of those there was no room for since the start.
+ANVIL_API anvilError_t anvilTraceTake(anvilTraceSpan* spans, size_t capacity, size_t* count,
+                                      uint64_t* dropped);
+
 // ---------------------------------------------------------------- sanitizer (ANVIL_SANITIZE=1)
 
 // Finds, by the order that streams, events and waits establish: memory used on two streams without
