@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     ANVIL_TRITON_OVERRIDES: bool
     ANVIL_LAYER_FUSION: bool
     ANVIL_PACK_WEIGHTS: bool
+    ANVIL_ROUND_INPUTS: bool
     ANVIL_ATTENTION_IMPL: str
     ANVIL_RECORD: str | None
     ANVIL_RECORD_LIMIT: int
@@ -260,6 +261,17 @@ _ALL = (
         "With `0`, weights of linear layers stay as they are loaded instead of being packed in the "
         "order in which products read them: for comparison, and for programs that want the memory "
         "of a weight itself.",
+        _flag,
+    ),
+    Variable(
+        "ANVIL_ROUND_INPUTS",
+        "0 or 1",
+        False,
+        "0",
+        "With `1`, what packed weights of a half-precision model are multiplied with is rounded to "
+        "their dtype, as other engines do. Prompts and large batches then run at the rate of the "
+        "processor's bfloat16 dot products, about half as fast again as without, and results are "
+        "farther from float32's (docs/design/precision.md).",
         _flag,
     ),
     Variable(

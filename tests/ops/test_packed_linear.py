@@ -30,7 +30,7 @@ def check(result: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Non
     assert bool(((result.double() - expected).abs() <= allowed + 1e-30).all())
 
 
-@pytest.mark.parametrize(("input", "weight"), itertools.product(DTYPES, DTYPES))
+@pytest.mark.parametrize(("input", "weight"), list(itertools.product(DTYPES, DTYPES)))
 def test_every_number_of_rows(
     input: torch.dtype, weight: torch.dtype, device: torch.device
 ) -> None:
@@ -63,6 +63,20 @@ def test_a_row_does_not_depend_on_the_others(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_a_large_input_does_not_hide_the_others(
+    rows: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """A product of 2**24, beside which a float32 sum has no place for ones."""
+    x, weight = torch.ones(rows, 1024), torch.ones(20, 1024)
+    x[:, 0] = weight[:, 0] = 2.0**12
+    packed = gemm.pack_linear(weight.to(dtype).to(device))
+    result = gemm.packed_linear(x.to(dtype).to(device), packed, 20, dtype=torch.float32)
+    # Lost is at most what is summed together with it.
+    assert bool((result >= 2.0**24 + 1024 - 128).all()) and bool((result <= 2.0**24 + 1024).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_strided_offset_and_batched_inputs(dtype: torch.dtype, device: torch.device) -> None:
     x = normal(5, 6, 3, 40, seed=7).to(dtype).to(device)[1:, :, 1, 3:36].transpose(0, 1)
     whole = normal(30, 50, seed=8).to(dtype).to(device)
@@ -74,6 +88,47 @@ def test_strided_offset_and_batched_inputs(dtype: torch.dtype, device: torch.dev
     for rows in (x[0, 0], x[:, 0], x[:, 2].flip(-1), x[0].T.contiguous().T):
         result = gemm.packed_linear(rows, packed, 14, dtype=torch.float32)
         check(result, rows, weight, None)
+
+
+@pytest.mark.parametrize("weight", DTYPES)
+def test_a_rounded_input_is_the_rounded_tensor(weight: torch.dtype, device: torch.device) -> None:
+    """The same bits as with the input rounded before, for every number of rows."""
+    x = normal(20, 77, seed=12).to(device)
+    packed = gemm.pack_linear(normal(50, 77, seed=13).to(weight).to(device))
+    for rows in range(21):
+        result = gemm.packed_linear(x[:rows], packed, 50, round_input=True)
+        expected = gemm.packed_linear(x[:rows].to(weight), packed, 50, dtype=torch.float32)
+        assert result.dtype == torch.float32 and torch.equal(result, expected)
+
+
+def test_only_rows_in_use_are_computed(device: torch.device) -> None:
+    x = normal(300, 33, seed=14).to(device)
+    packed = gemm.pack_linear(normal(20, 33, seed=15).bfloat16().to(device))
+    every = gemm.packed_linear(x, packed, 20)
+    in_use = torch.zeros(1, dtype=torch.int32, device=device)
+    for count in (-1, 0, 1, 9, 299, 300, 301):
+        in_use.fill_(count)
+        result = gemm.packed_linear(x, packed, 20, rows_in_use=in_use)
+        count = min(max(count, 0), 300)
+        assert torch.equal(result[:count], every[:count])
+    for wrong in (in_use.long(), in_use.expand(2)):
+        with pytest.raises((TypeError, ValueError), match="rows_in_use"):
+            gemm.packed_linear(x, packed, 20, rows_in_use=wrong)
+
+
+def test_replays_compute_the_rows_in_use_then() -> None:
+    x = normal(12, 40, seed=16).to("anvil")
+    packed = gemm.pack_linear(normal(20, 40, seed=17).bfloat16().to("anvil"))
+    every = gemm.packed_linear(x, packed, 20)
+    in_use = torch.zeros(1, dtype=torch.int32, device="anvil")
+    graph = torch.anvil.Graph()
+    with torch.anvil.graph(graph):
+        result = gemm.packed_linear(x, packed, 20, rows_in_use=in_use)
+    for count in (3, 12, 5):
+        in_use.fill_(count)
+        result.zero_()
+        graph.replay()
+        assert torch.equal(result[:count], every[:count]) and not result[count:].any()
 
 
 def test_replays_of_a_graph_compute_again() -> None:

@@ -164,6 +164,19 @@ inline void attend_few_rows(const QueryRows& rows, int64_t heads, int64_t key_be
 
   ChunkPlace place =
       place_chunk(keys, values, key_begin / kGroupKeys * kGroupKeys, chunk_groups, key_end);
+  if (one_block) {
+    // What comes first has been asked for by no one.
+    NextChunk first = {place,
+                       keys.data,
+                       values.data,
+                       keys.token_stride,
+                       values.token_stride,
+                       key_bytes,
+                       value_bytes,
+                       place.num_groups * kGroupKeys,
+                       1};
+    first.prefetch();
+  }
   while (place.num_groups > 0) {
     ChunkPlace next = place_chunk(keys, values, place.begin + place.num_groups * kGroupKeys,
                                   chunk_groups, key_end);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "gemm/packed_tile-inl.h"
 #include "vec/bytes-inl.h"
@@ -35,9 +36,10 @@ template <typename Product, typename From>
 class TileInput {
  public:
   using Input = typename Product::Input;
+  using Stored = typename Input::Stored;
 
   explicit TileInput(const PackedLinearArgs& args) : args_(args) {}
-  const Input* data() const { return data_; }
+  const Stored* data() const { return data_; }
   int64_t stride() const { return stride_; }
 
   // `padded` elements from `begin` on.
@@ -46,7 +48,7 @@ class TileInput {
                        rows.begin * args_.input_stride + begin;
     const int64_t size = args_.depth - begin < padded ? args_.depth - begin : padded;
     if constexpr (kAsIs) {
-      if (size == padded) {
+      if (size == padded && !rounds()) {
         data_ = from;
         stride_ = args_.input_stride;
         return;
@@ -55,24 +57,35 @@ class TileInput {
     data_ = copy_;
     stride_ = padded;
     for (int64_t r = 0; r < rows.size(); ++r, from += args_.input_stride) {
-      Input* to = copy_ + r * padded;
-      if constexpr (kAsIs) {
-        copy_bytes(reinterpret_cast<char*>(to), reinterpret_cast<const char*>(from),
-                   size * static_cast<int64_t>(sizeof(Input)));
-      } else {
-        convert_row<From, Float32>(from, to, size);
-      }
-      for (int64_t i = size; i < padded; ++i) to[i] = Input{0};
+      Stored* to = copy_ + r * padded;
+      convert(from, to, size);
+      for (int64_t i = size; i < padded; ++i) to[i] = Stored{0};
     }
   }
 
  private:
-  static constexpr bool kAsIs = sizeof(Input) == sizeof(typename From::Stored);
+  using Weight = typename Product::Weight;
+  static constexpr bool kAsIs = std::is_same_v<Input, From>;
+  // A product that takes its input in the weight's type has rounded it by taking it.
+  static constexpr bool kMayRound = !std::is_same_v<Input, Weight> && !std::is_same_v<From, Weight>;
+  bool rounds() const { return kMayRound && args_.round_input; }
+
+  void convert(const typename From::Stored* from, Stored* to, int64_t size) const {
+    if constexpr (kMayRound) {
+      if (rounds()) {
+        typename Weight::Stored rounded[kChunkDepth];
+        convert_row<From, Weight>(from, rounded, size);
+        convert_row<Weight, Input>(rounded, to, size);
+        return;
+      }
+    }
+    convert_row<From, Input>(from, to, size);
+  }
 
   const PackedLinearArgs& args_;
-  const Input* data_ = nullptr;
+  const Stored* data_ = nullptr;
   int64_t stride_ = 0;
-  alignas(64) Input copy_[kMostPanelRows * kChunkDepth];
+  alignas(64) Stored copy_[kMostPanelRows * kChunkDepth];
 };
 
 // Adds the bias and stores the outputs of a panel.
@@ -99,7 +112,7 @@ inline void store_panel(const PackedLinearArgs& args, const float* sums, Range r
 // The outputs of some rows in some strips.
 template <typename Product, typename From>
 inline void multiply_block(const PackedLinearArgs& args, Range rows, Range strips) {
-  using Stored = typename Product::Stored;
+  using Stored = typename Product::Weight::Stored;
   constexpr int64_t kUnit = kStripColumns * Product::kDepth;
   constexpr int64_t kUnitBytes = kUnit * static_cast<int64_t>(sizeof(Stored));
   const Range units = {0, parts_of(args.depth, Product::kDepth)};
@@ -160,8 +173,13 @@ inline void multiply_blocks(const PackedLinearArgs& args, int64_t begin, int64_t
 
 inline void packed_linear(const PackedLinearArgs& args, int64_t begin, int64_t end) {
 #if defined(__AVX512BF16__)
-  if (args.weight_type == ElementType::kBf16 && args.input_type == ElementType::kBf16) {
-    return multiply_blocks<PairsByPairs, Bf16>(args, begin, end);
+  if (args.weight_type == ElementType::kBf16) {
+    if (args.input_type == ElementType::kBf16) {
+      return multiply_blocks<PairsByPairs, Bf16>(args, begin, end);
+    }
+    if (args.round_input && args.input_type == ElementType::kFloat32) {
+      return multiply_blocks<PairsByPairs, Float32>(args, begin, end);
+    }
   }
 #endif
   with_element(args.input_type, [&](auto from) {

@@ -21,12 +21,14 @@ constexpr int64_t kStripColumns = 16;
 // Rows that share one pass over the weights, about: work is divided by blocks of rows.
 constexpr int64_t kBlockRows = 192;
 
-// output = input x weight^T + bias. Products of bfloat16 with bfloat16 may take the processor's dot
-// products; others are float32. Sums are float32 and go through the depth in order.
+// output = input x weight^T + bias. An input that is to be rounded is rounded to the weight's type
+// before it is multiplied. Products of bfloat16 with bfloat16 may take the processor's dot
+// products; others are float32. Sums are float32 and go through the depth in one order.
 struct PackedLinearArgs {
   const void* input;     // [rows, depth], elements of a row without gaps
   int64_t input_stride;  // elements between rows
   ElementType input_type;
+  bool round_input;
   const void* weight;  // packed
   ElementType weight_type;
   const void* bias;  // [columns] or null

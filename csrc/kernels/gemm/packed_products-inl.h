@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How packed weights are multiplied: a product says what one step over the depth reads and does. A
-// step covers kDepth elements and has kPhases multiplications per output, one after the other. Up
-// to kStreamedRows rows of a strip cost less time than its weights take to arrive.
+// How packed weights are multiplied: a product says which type weights have, as which type inputs
+// are multiplied with them, and what one step over the depth reads and does. A step covers kDepth
+// elements and has kPhases multiplications per output, one after the other. Up to kStreamedRows
+// rows of a strip cost less time than its weights take to arrive.
 //
 // Compiled once per instruction set, inside that set's namespace; see vec/bytes-inl.h for what that
 // forbids.
@@ -36,7 +37,7 @@ inline Floats load_of_pairs(const uint16_t* from) {
 
 // float32 arithmetic: the input is converted beforehand.
 struct FloatInput {
-  using Input = float;
+  using Input = Float32;
   static constexpr int kStreamedRows = 2;
   static Floats multiply_add(Floats sum, Floats x, Floats weight) {
     sum.add_product(x, weight);
@@ -45,28 +46,28 @@ struct FloatInput {
 };
 
 struct PairsByFloat : FloatInput {
-  using Stored = uint16_t;
+  using Weight = Bf16;
   static constexpr int kDepth = 2, kPhases = 2;
   template <int kPhase>
-  static Floats columns(const Stored* from) {
+  static Floats columns(const uint16_t* from) {
     return load_of_pairs<kPhase>(from);
   }
   template <int kPhase>
-  static Floats value(const Input* from) {
+  static Floats value(const float* from) {
     return Floats::all(from[kPhase]);
   }
 };
 
 template <typename Element>
 struct ElementsByFloat : FloatInput {
-  using Stored = typename Element::Stored;
+  using Weight = Element;
   static constexpr int kDepth = 1, kPhases = 1;
   template <int kPhase>
-  static Floats columns(const Stored* from) {
+  static Floats columns(const typename Element::Stored* from) {
     return Element::load(from);
   }
   template <int kPhase>
-  static Floats value(const Input* from) {
+  static Floats value(const float* from) {
     return Floats::all(*from);
   }
 };
@@ -75,15 +76,15 @@ struct ElementsByFloat : FloatInput {
 
 // Pairs by pairs: a lane of a register is a pair, whose products are both added to the sum.
 struct PairsByPairs {
-  using Input = uint16_t;
-  using Stored = uint16_t;
+  using Input = Bf16;
+  using Weight = Bf16;
   static constexpr int kDepth = 2, kPhases = 1, kStreamedRows = 4;
   template <int kPhase>
-  static Floats columns(const Stored* from) {
+  static Floats columns(const uint16_t* from) {
     return {_mm512_castsi512_ps(_mm512_loadu_si512(from))};
   }
   template <int kPhase>
-  static Floats value(const Input* from) {
+  static Floats value(const uint16_t* from) {
     int32_t pair;
     __builtin_memcpy(&pair, from, sizeof(pair));
     return {_mm512_castsi512_ps(_mm512_set1_epi32(pair))};

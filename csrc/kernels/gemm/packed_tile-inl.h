@@ -2,8 +2,10 @@
 //
 // The products of a few rows with a few strips, whose sums stay in registers.
 //
-// Every sum goes through the depth in order, one multiplication after the other, whatever tile it
-// is in: a row's result is the same bits whichever rows are beside it.
+// Every sum goes through the depth in the same order, whatever tile it is in: a row's result is the
+// same bits whichever rows are beside it. kSumSteps at a time are summed by themselves and added to
+// the rest: an input that is a thousand times the others, as models have some, would otherwise
+// round away the last bits of all that is added behind it.
 //
 // Compiled once per instruction set, inside that set's namespace; see vec/bytes-inl.h for what that
 // forbids.
@@ -70,12 +72,15 @@ struct WeightsAhead {
   }
 };
 
+// Steps over the depth whose products are summed by themselves.
+constexpr int64_t kSumSteps = 64;
+
 // What a tile computes; strides in elements.
 template <typename Product>
 struct TileWork {
-  const typename Product::Input* input;
+  const typename Product::Input::Stored* input;
   int64_t input_stride;
-  const typename Product::Stored* weight;
+  const typename Product::Weight::Stored* weight;
   int64_t strip_stride;
   int64_t steps;
   bool begin;   // the sums, rather than add to them
@@ -86,8 +91,9 @@ struct TileWork {
 
 // One phase of a step, and those behind it.
 template <typename Product, int kPhase, int R, int S>
-[[gnu::always_inline]] inline void multiply_step(const typename Product::Input* (&rows)[R],
-                                                 int64_t at, const typename Product::Stored* weight,
+[[gnu::always_inline]] inline void multiply_step(const typename Product::Input::Stored* (&rows)[R],
+                                                 int64_t at,
+                                                 const typename Product::Weight::Stored* weight,
                                                  int64_t strip_stride,
                                                  Floats (&sums)[R][S * kStripRegisters]) {
   constexpr int64_t kRegister = Floats::kLanes * Product::kDepth;
@@ -119,40 +125,45 @@ inline void multiply_packed_tile(const TileWork<Product>& work) {
   constexpr int kColumns = S * kStripRegisters;
   constexpr int64_t kUnit = kStripColumns * Product::kDepth;
   Floats sums[R][kColumns];
-  const typename Product::Input* rows[R];
+  const typename Product::Input::Stored* rows[R];
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    rows[r] = work.input + r * work.input_stride;
-#pragma GCC unroll 16
-    for (int c = 0; c < kColumns; ++c) {
-      sums[r][c] = work.begin ? Floats::zero()
-                              : Floats::load(work.sums + r * kPanelColumns + c * Floats::kLanes);
-    }
-  }
+  for (int r = 0; r < R; ++r) rows[r] = work.input + r * work.input_stride;
   WeightsAhead ahead = work.ahead;
   const int64_t strip_stride = work.strip_stride, fetches = work.fetches;
-  const typename Product::Stored* weight = work.weight;
-  int64_t at = 0, steps = work.steps;
+  const typename Product::Weight::Stored* weight = work.weight;
+  int64_t at = 0, left = work.steps;
+  bool begin = work.begin;
   const auto step = [&]() __attribute__((always_inline)) {
     multiply_step<Product, 0, R, S>(rows, at, weight, strip_stride, sums);
     at += Product::kDepth;
     weight += kUnit;
   };
-  for (; steps >= kStepsPerFetch; steps -= kStepsPerFetch) {
-    ahead.fetch(fetches);
-#pragma GCC unroll 2
-    for (int64_t i = 0; i < kStepsPerFetch; ++i) step();
-  }
-  if (steps > 0) ahead.fetch(fetches);
-  for (; steps > 0; --steps) step();
-  work.ahead = ahead;
+  do {
+    int64_t steps = left < kSumSteps ? left : kSumSteps;
+    left -= steps;
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
-    for (int c = 0; c < kColumns; ++c) {
-      sums[r][c].store(work.sums + r * kPanelColumns + c * Floats::kLanes);
+      for (int c = 0; c < kColumns; ++c) sums[r][c] = Floats::zero();
     }
-  }
+    for (; steps >= kStepsPerFetch; steps -= kStepsPerFetch) {
+      ahead.fetch(fetches);
+#pragma GCC unroll 2
+      for (int64_t i = 0; i < kStepsPerFetch; ++i) step();
+    }
+    if (steps > 0) ahead.fetch(fetches);
+    for (; steps > 0; --steps) step();
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+      for (int c = 0; c < kColumns; ++c) {
+        float* total = work.sums + r * kPanelColumns + c * Floats::kLanes;
+        (begin ? sums[r][c] : Floats::load(total) + sums[r][c]).store(total);
+      }
+    }
+    begin = false;
+  } while (left > 0);
+  work.ahead = ahead;
 }
 
 // The tile with that many rows and strips, of those that have at most R and S.

@@ -22,8 +22,8 @@ at::Tensor as_rows(const at::Tensor& input, int64_t depth) {
 }
 
 at::Tensor packed_linear(const at::Tensor& input, const at::Tensor& packed, int64_t columns,
-                         const std::optional<at::Tensor>& bias,
-                         std::optional<at::ScalarType> dtype) {
+                         const std::optional<at::Tensor>& bias, std::optional<at::ScalarType> dtype,
+                         bool round_input, const std::optional<at::Tensor>& rows_in_use) {
   const c10::Device device = packed.device();
   kCheck.at_least(input.dim(), "the number of dimensions of input", 1);
   kCheck.at_least(columns, "columns", 0);
@@ -40,6 +40,14 @@ at::Tensor packed_linear(const at::Tensor& input, const at::Tensor& packed, int6
                       " elements for ", columns, " columns");
     offsets = bias->contiguous();
   }
+  const at::Tensor in_use = rows_in_use.value_or(at::Tensor());
+  if (in_use.defined()) {
+    kCheck.device(in_use, "rows_in_use", device);
+    TORCH_CHECK_TYPE(in_use.scalar_type() == at::kInt, kCheck.op(),
+                     ": rows_in_use must be int32, but is ", in_use.scalar_type());
+    TORCH_CHECK_VALUE(in_use.numel() == 1, kCheck.op(), ": rows_in_use has ", in_use.numel(),
+                      " elements instead of one");
+  }
   std::vector<int64_t> shape = input.sizes().vec();
   shape.back() = columns;
   at::Tensor output = at::empty(shape, input.options().dtype(dtype.value_or(input.scalar_type())));
@@ -51,6 +59,7 @@ at::Tensor packed_linear(const at::Tensor& input, const at::Tensor& packed, int6
       .input = rows.const_data_ptr(),
       .input_stride = rows.dim() == 2 ? rows.stride(0) : depth,
       .input_type = input_type,
+      .round_input = round_input,
       .weight = packed.const_data_ptr(),
       .weight_type = weight_type,
       .bias = biased ? offsets.const_data_ptr() : nullptr,
@@ -60,16 +69,20 @@ at::Tensor packed_linear(const at::Tensor& input, const at::Tensor& packed, int6
       .rows = count,
       .columns = columns,
       .depth = depth,
-      .row_blocks = (count + kernels::kBlockRows - 1) / kernels::kBlockRows,
+      .row_blocks = 0,
   };
-  // Products of eight rows take about as long as their weights to arrive.
-  const int64_t block = std::min(count, kernels::kBlockRows);
-  const int64_t cost =
-      kernels::kStripColumns * depth * packed.element_size() * std::max<int64_t>(1, block / 8);
+  const int64_t strip_bytes = kernels::kStripColumns * depth * packed.element_size();
+  const int32_t* limit = in_use.defined() ? in_use.const_data_ptr<int32_t>() : nullptr;
   const auto kernel = kernels::active_table().packed_linear;
-  launch(kCheck.op(), device, {rows, packed, offsets}, {output}, [=] {
-    for_ranges(device, args.row_blocks * strips_of(args.columns), grain_of(cost),
-               [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+  launch(kCheck.op(), device, {rows, packed, offsets, in_use}, {output}, [=] {
+    kernels::PackedLinearArgs now = args;
+    if (limit != nullptr) now.rows = std::clamp<int64_t>(*limit, 0, args.rows);
+    now.row_blocks = (now.rows + kernels::kBlockRows - 1) / kernels::kBlockRows;
+    // Products of eight rows take about as long as their weights to arrive.
+    const int64_t cost =
+        strip_bytes * std::max<int64_t>(1, std::min(now.rows, kernels::kBlockRows) / 8);
+    for_ranges(device, now.row_blocks * strips_of(now.columns), grain_of(cost),
+               [&](int64_t begin, int64_t end) { kernel(now, begin, end); });
   });
   return output;
 }

@@ -22,7 +22,7 @@ kernels::ElementType check_packed(const Checks& check, const at::Tensor& packed,
   const std::vector<int64_t> shape = packed_shape(type, columns, depth);
   TORCH_CHECK_VALUE(packed.sizes() == shape && packed.is_contiguous(), check.op(),
                     ": packed must be what anvil::pack_linear makes of a ", packed.scalar_type(),
-                    " weight [", columns, ", ", depth, "]: ", shape,
+                    " weight [", columns, ", ", depth, "]: ", at::IntArrayRef(shape),
                     ", contiguous; but its shape is ", packed.sizes(), " and its strides are ",
                     packed.strides());
   return type;

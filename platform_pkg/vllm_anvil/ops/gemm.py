@@ -39,13 +39,15 @@ def packed_linear(
     columns: int,
     bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    round_input: bool = False,
+    rows_in_use: Tensor | None = None,
 ) -> Tensor:
     """``input @ weight.T + bias`` over a packed weight.
 
-    Sums are float32 and go through the depth in order, so that a row of the result is the same bits
-    whatever the other rows of ``input`` are and however many. Products are float32, or those of the
-    processor's bfloat16 dot products where ``input`` and ``packed`` are both bfloat16: exact, with
-    subnormal numbers taken for zero.
+    Sums are float32 and go through the depth in one order, so that a row of the result is the same
+    bits whatever the other rows of ``input`` are and however many. Products are float32, or those
+    of the processor's bfloat16 dot products where ``input`` and ``packed`` are both bfloat16:
+    exact, with subnormal numbers taken for zero.
 
     Args:
         input: ``[..., depth]`` float32, bfloat16 or float16, any strides.
@@ -54,15 +56,22 @@ def packed_linear(
         bias: ``[columns]`` float32, bfloat16 or float16, or None.
         dtype: of the result, to which each sum is rounded once: float32, bfloat16 or float16;
             None: ``input``'s.
+        round_input: round ``input`` to ``packed``'s dtype before it is multiplied. Where that is
+            bfloat16 it brings the processor's dot products, at twice float32's rate.
+        rows_in_use: int32 with one element, or None for all: how many of ``input``'s rows are
+            multiplied, read when the product runs. A graph that was captured for many rows then
+            costs no more than those in use.
 
     Returns:
-        ``[..., columns]``, contiguous.
+        ``[..., columns]``, contiguous. Rows that are not in use hold anything.
 
     Raises:
         TypeError: a dtype is none of these.
         ValueError: shapes contradict one another, or devices differ.
     """
-    return torch.ops.anvil.packed_linear(input, packed, columns, bias, dtype)
+    return torch.ops.anvil.packed_linear(
+        input, packed, columns, bias, dtype, round_input, rows_in_use
+    )
 
 
 @torch.library.register_fake("anvil::packed_linear")
@@ -72,6 +81,8 @@ def _packed_linear(
     columns: int,
     bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    round_input: bool = False,
+    rows_in_use: Tensor | None = None,
 ) -> Tensor:
     return input.new_empty((*input.shape[:-1], columns), dtype=dtype)
 

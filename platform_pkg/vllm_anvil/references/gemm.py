@@ -50,10 +50,14 @@ def packed_linear(
     columns: int,
     bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    round_input: bool = False,
+    rows_in_use: Tensor | None = None,
 ) -> Tensor:
-    result = linear(
-        input.to(compute_dtype(input)), unpack_linear(packed, columns, input.shape[-1]), bias
-    )
+    """Rows that are not in use are zero here."""
+    x = input.to(packed.dtype) if round_input else input
+    result = linear(x.to(compute_dtype(input)), unpack_linear(packed, columns, x.shape[-1]), bias)
+    if rows_in_use is not None:
+        result.view(-1, columns)[rows_in_use.item() :] = 0
     if input.dtype == torch.float64:
         return result
     return result.to(input.dtype if dtype is None else dtype)

@@ -36,7 +36,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm_anvil.plugin.custom_ops.embedding import AnvilVocabParallelEmbedding
 from vllm_anvil.plugin.custom_ops.norm import AnvilLayerNorm
 
-logger = init_logger("vllm.plugins.anvil.precision")
+logger = init_logger("vllm.plugins.anvil.hidden_states")
 
 HALF = (torch.bfloat16, torch.float16)
 NORMS = (RMSNorm, GemmaRMSNorm, AnvilLayerNorm)

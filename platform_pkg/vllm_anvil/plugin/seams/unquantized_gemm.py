@@ -10,7 +10,9 @@ What is changed
     `torch.ops.anvil.packed_linear`, and other half-precision weights of the device through
     `torch.ops.anvil.linear`. Both accumulate in float32. A layer's output is rounded to the dtype
     of its input; logits stay in float32, where the sampler wants them: rounded to bfloat16, the
-    best two tokens are often the same number.
+    best two tokens are often the same number. With ANVIL_ROUND_INPUTS=1 what packed weights are
+    multiplied with is rounded to their dtype first. In a step that is captured for more tokens than
+    a batch may have, products are made for the tokens that are there when it is replayed.
 Checked against
     vllm 0.32.
 Unnecessary when
@@ -22,8 +24,11 @@ Test that fails then
 from __future__ import annotations
 
 import torch
+from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers import utils
 
+import vllm_anvil.device as anvil
+from vllm_anvil import envs
 from vllm_anvil.ops.gemm import linear, packed_linear
 from vllm_anvil.ops.packed_weight import PackedWeight
 
@@ -41,12 +46,35 @@ def unquantized_gemm(
 
     is_head = isinstance(layer, VocabParallelEmbedding)
     if isinstance(weight, PackedWeight):
-        dtype = torch.float32 if is_head else None
-        return packed_linear(x, weight.packed, weight.shape[0], bias, dtype)
+        return packed_linear(
+            x,
+            weight.packed,
+            weight.shape[0],
+            bias,
+            torch.float32 if is_head else None,
+            envs.ANVIL_ROUND_INPUTS,
+            _tokens_in_use(x) if anvil.is_current_stream_capturing() else None,
+        )
     if weight.dtype not in HALF or weight.device.type != "anvil" or weight.stride(-1) != 1:
         return torch.nn.functional.linear(x, weight, bias)
     result = linear(x, weight, bias)
     return result if is_head else result.to(x.dtype)
+
+
+def _tokens_in_use(x: torch.Tensor) -> torch.Tensor | None:
+    """How many of a captured step's tokens a replay has: what its attention goes by, too.
+
+    int32 [1] on the device, or None where the rows of x are not the step's tokens.
+    """
+    context = get_forward_context()
+    slots, layers = context.slot_mapping, context.attn_metadata
+    if not isinstance(slots, dict) or not isinstance(layers, dict):
+        return None
+    for name, metadata in layers.items():
+        starts = getattr(metadata, "query_start_loc", None)
+        if starts is not None and name in slots:
+            return starts[-1:] if len(slots[name]) == x.shape[0] else None
+    return None
 
 
 def apply() -> None:

@@ -32,6 +32,8 @@ def _case(
     kind: str = "ordinary",
     scales: tuple[float, float] = (1.0, 1.0),
     spoil: bool = False,
+    round_input: bool = False,
+    in_use: int | None = None,
     name: str = "",
 ) -> Case:
     """`scales`: of the input and of the weight; `spoil`: with NaN and infinities in both."""
@@ -50,6 +52,8 @@ def _case(
             "columns": columns,
             "bias": offsets,
             "dtype": to,
+            "round_input": round_input,
+            "rows_in_use": None if in_use is None else torch.tensor([in_use], dtype=torch.int32),
         }
 
     shape = "x".join(map(str, rows))
@@ -76,6 +80,8 @@ def _cases() -> list[Case]:
             for columns, depth in ((1, 1), (3, 15), (33, 31), (150, 530))
         ] + [
             _case(of, of, (250,), 70, 40),
+            _case(torch.float32, of, (21,), 70, 41, round_input=True, name="-rounded"),
+            _case(of, of, (21,), 70, 41, in_use=21, name="-all-in-use"),
             _case(of, of, (0,), 9, 16, kind="empty"),
             _case(of, of, (4,), 0, 16, kind="empty"),
             _case(of, of, (4,), 9, 0, kind="empty", bias=of),
