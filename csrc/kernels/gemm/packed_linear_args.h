@@ -28,7 +28,6 @@ struct PackedLinearArgs {
   const void* input;     // [rows, depth], elements of a row without gaps
   int64_t input_stride;  // elements between rows
   ElementType input_type;
-  bool round_input;
   const void* weight;  // packed
   ElementType weight_type;
   const void* bias;  // [columns] or null
@@ -39,6 +38,7 @@ struct PackedLinearArgs {
   int64_t columns;
   int64_t depth;
   int64_t row_blocks;  // into which the rows are divided evenly; at most kBlockRows rows each
+  bool round_input = false;
 };
 
 // Between [columns, depth] and the packed form of the same type.

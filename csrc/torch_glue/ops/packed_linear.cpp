@@ -59,7 +59,6 @@ at::Tensor packed_linear(const at::Tensor& input, const at::Tensor& packed, int6
       .input = rows.const_data_ptr(),
       .input_stride = rows.dim() == 2 ? rows.stride(0) : depth,
       .input_type = input_type,
-      .round_input = round_input,
       .weight = packed.const_data_ptr(),
       .weight_type = weight_type,
       .bias = biased ? offsets.const_data_ptr() : nullptr,
@@ -70,6 +69,7 @@ at::Tensor packed_linear(const at::Tensor& input, const at::Tensor& packed, int6
       .columns = columns,
       .depth = depth,
       .row_blocks = 0,
+      .round_input = round_input,
   };
   const int64_t strip_bytes = kernels::kStripColumns * depth * packed.element_size();
   const int32_t* limit = in_use.defined() ? in_use.const_data_ptr<int32_t>() : nullptr;
