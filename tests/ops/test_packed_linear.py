@@ -96,7 +96,7 @@ def test_a_rounded_input_is_the_rounded_tensor(weight: torch.dtype, device: torc
     x = normal(20, 77, seed=12).to(device)
     packed = gemm.pack_linear(normal(50, 77, seed=13).to(weight).to(device))
     for rows in range(21):
-        result = gemm.packed_linear(x[:rows], packed, 50, round_input=True)
+        result = gemm.packed_linear(x[:rows], packed, 50, input_dtype=weight)
         expected = gemm.packed_linear(x[:rows].to(weight), packed, 50, dtype=torch.float32)
         assert result.dtype == torch.float32 and torch.equal(result, expected)
 
@@ -179,6 +179,8 @@ def test_refusals_name_the_argument(device: torch.device) -> None:
         gemm.pack_linear(weight.double())
     with pytest.raises(TypeError, match="dtype must be float32"):
         gemm.packed_linear(x, packed, 20, None, torch.float64)
+    with pytest.raises(TypeError, match="input_dtype must be packed's, BFloat16, but is Half"):
+        gemm.packed_linear(x, packed, 20, input_dtype=torch.float16)
     for wrong in (packed[1:], packed.transpose(0, 1), weight, packed.half()):
         with pytest.raises(ValueError, match=r"packed must be what anvil::pack_linear makes"):
             gemm.packed_linear(x, wrong, 20)

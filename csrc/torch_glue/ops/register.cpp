@@ -84,7 +84,7 @@ TORCH_LIBRARY(anvil, m) {
   m.def("linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor", tags);
   m.def(
       "packed_linear(Tensor input, Tensor packed, int columns, Tensor? bias=None, "
-      "ScalarType? dtype=None, bool round_input=False, Tensor? rows_in_use=None) -> Tensor",
+      "ScalarType? dtype=None, ScalarType? input_dtype=None, Tensor? rows_in_use=None) -> Tensor",
       tags);
   m.def("pack_linear(Tensor weight, int? unit=None) -> Tensor", tags);
   m.def("unpack_linear(Tensor packed, int columns, int depth) -> Tensor", tags);

@@ -39,7 +39,7 @@ def packed_linear(
     columns: int,
     bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
-    round_input: bool = False,
+    input_dtype: torch.dtype | None = None,
     rows_in_use: Tensor | None = None,
 ) -> Tensor:
     """``input @ weight.T + bias`` over a packed weight.
@@ -56,8 +56,8 @@ def packed_linear(
         bias: ``[columns]`` float32, bfloat16 or float16, or None.
         dtype: of the result, to which each sum is rounded once: float32, bfloat16 or float16;
             None: ``input``'s.
-        round_input: round ``input`` to ``packed``'s dtype before it is multiplied. Where that is
-            bfloat16 it brings the processor's dot products, at twice float32's rate.
+        input_dtype: ``packed``'s dtype, to round ``input`` to it before it is multiplied, or None.
+            bfloat16 then brings the processor's dot products, at twice float32's rate.
         rows_in_use: int32 with one element, or None for all: how many of ``input``'s rows are
             multiplied, read when the product runs. A graph that was captured for many rows then
             costs no more than those in use.
@@ -70,7 +70,7 @@ def packed_linear(
         ValueError: shapes contradict one another, or devices differ.
     """
     return torch.ops.anvil.packed_linear(
-        input, packed, columns, bias, dtype, round_input, rows_in_use
+        input, packed, columns, bias, dtype, input_dtype, rows_in_use
     )
 
 
@@ -81,7 +81,7 @@ def _packed_linear(
     columns: int,
     bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
-    round_input: bool = False,
+    input_dtype: torch.dtype | None = None,
     rows_in_use: Tensor | None = None,
 ) -> Tensor:
     return input.new_empty((*input.shape[:-1], columns), dtype=dtype)

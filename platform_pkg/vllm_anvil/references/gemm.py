@@ -50,11 +50,11 @@ def packed_linear(
     columns: int,
     bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
-    round_input: bool = False,
+    input_dtype: torch.dtype | None = None,
     rows_in_use: Tensor | None = None,
 ) -> Tensor:
     """Rows that are not in use are zero here."""
-    x = input.to(packed.dtype) if round_input else input
+    x = input if input_dtype is None else input.to(input_dtype)
     result = linear(x.to(compute_dtype(input)), unpack_linear(packed, columns, x.shape[-1]), bias)
     if rows_in_use is not None:
         result.view(-1, columns)[rows_in_use.item() :] = 0

@@ -74,8 +74,8 @@ SCHEMAS = {
     ),
     "linear": "(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor",
     "packed_linear": (
-        "(Tensor input, Tensor packed, int columns, Tensor? bias=None, ScalarType? dtype=None) "
-        "-> Tensor"
+        "(Tensor input, Tensor packed, int columns, Tensor? bias=None, ScalarType? dtype=None, "
+        "ScalarType? input_dtype=None, Tensor? rows_in_use=None) -> Tensor"
     ),
     "pack_linear": "(Tensor weight, int? unit=None) -> Tensor",
     "unpack_linear": "(Tensor packed, int columns, int depth) -> Tensor",

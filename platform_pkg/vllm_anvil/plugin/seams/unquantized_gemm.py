@@ -52,7 +52,7 @@ def unquantized_gemm(
             weight.shape[0],
             bias,
             torch.float32 if is_head else None,
-            envs.ANVIL_ROUND_INPUTS,
+            weight.dtype if envs.ANVIL_ROUND_INPUTS else None,
             _tokens_in_use(x) if anvil.is_current_stream_capturing() else None,
         )
     if weight.dtype not in HALF or weight.device.type != "anvil" or weight.stride(-1) != 1:

@@ -52,7 +52,7 @@ def _case(
             "columns": columns,
             "bias": offsets,
             "dtype": to,
-            "round_input": round_input,
+            "input_dtype": weight if round_input else None,
             "rows_in_use": None if in_use is None else torch.tensor([in_use], dtype=torch.int32),
         }
 
