@@ -43,6 +43,7 @@ def main(path: str) -> dict[str, Any]:
         seed=0,
         enable_prefix_caching=False,
         gpu_memory_utilization=0.2,
+        enforce_eager=True,  # replays of a step call nothing
         kv_cache_memory_bytes=16 << 20,
     )
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner

@@ -55,6 +55,7 @@ def test_what_the_user_chooses_is_kept(configure: Any) -> None:
         ({"enforce_eager": True}, {}),
         ({"compilation_config": {"cudagraph_mode": "NONE"}}, {}),
         ({}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}),
+        ({}, {"ANVIL_RECORD": "/tmp"}),
         ({"runner": "pooling"}, {}),
     ],
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.logger import init_logger
 
+from vllm_anvil import envs
 from vllm_anvil.plugin import eager
 
 logger = init_logger("vllm.plugins.anvil.config")
@@ -76,6 +77,8 @@ def _not_captured(config: VllmConfig) -> str | None:
         return "Model Runner V1 on the anvil device"
     if config.parallel_config.world_size_across_dp > 1:
         return "several anvil devices"
+    if envs.ANVIL_RECORD is not None:
+        return "steps that are recorded (ANVIL_RECORD)"
     if config.model_config is not None and config.model_config.runner_type == "pooling":
         return "a pooling model on the anvil device"
     return None
