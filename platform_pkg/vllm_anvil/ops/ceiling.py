@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a machine can do at best: the ceilings against which benchmarks hold their figures.
 
-Both ops use all of PyTorch's threads, on anvil and on CPU tensors. A figure is only worth
-something beside others of the same minute: run these between the calls that are measured.
+Both ops use all cores: the device's workers, or PyTorch's threads on CPU tensors. A figure is only
+worth something beside others of the same minute: run these between the calls that are measured.
 """
 
 import torch

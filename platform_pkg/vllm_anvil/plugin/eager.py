@@ -20,6 +20,15 @@ def prefer(config: VllmConfig) -> None:
 def enforce(config: VllmConfig, where: str) -> None:
     """Sets eager mode in a configuration that is otherwise complete; a choice of the user's that
     this overrides is warned of. `where` completes "nothing is compiled for ..."."""
+    compile_nothing(config, where)
+    compilation = config.compilation_config
+    compilation.cudagraph_mode = CUDAGraphMode.NONE
+    compilation.cudagraph_capture_sizes = []
+    compilation.max_cudagraph_capture_size = 0
+
+
+def compile_nothing(config: VllmConfig, where: str) -> None:
+    """The part of `enforce` that leaves graphs alone."""
     compilation = config.compilation_config
     if compilation.mode != CompilationMode.NONE:
         logger.warning(
@@ -28,6 +37,3 @@ def enforce(config: VllmConfig, where: str) -> None:
             where,
         )
         compilation.mode = CompilationMode.NONE
-    compilation.cudagraph_mode = CUDAGraphMode.NONE
-    compilation.cudagraph_capture_sizes = []
-    compilation.max_cudagraph_capture_size = 0

@@ -55,13 +55,8 @@ def enforce(config: VllmConfig) -> None:
     if reason is not None:
         eager.enforce(config, reason)
         return
+    eager.compile_nothing(config, "the anvil device")
     compilation = config.compilation_config
-    if compilation.mode != CompilationMode.NONE:
-        logger.warning(
-            "compilation_config.mode=%s is set to NONE: nothing is compiled for the anvil device.",
-            compilation.mode,
-        )
-        compilation.mode = CompilationMode.NONE
     if compilation.cudagraph_mode.has_piecewise_cudagraphs():
         logger.warning(
             "compilation_config.cudagraph_mode=%s is set to FULL_DECODE_ONLY: models are not cut "
@@ -72,7 +67,7 @@ def enforce(config: VllmConfig) -> None:
 
 
 def _not_captured(config: VllmConfig) -> str | None:
-    """Completes "nothing is captured for ...", or None where steps can be captured."""
+    """Completes "nothing is compiled for ...", or None where steps can be captured."""
     if not config.use_v2_model_runner:
         return "Model Runner V1 on the anvil device"
     if config.parallel_config.world_size_across_dp > 1:
