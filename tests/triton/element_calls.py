@@ -122,7 +122,9 @@ def _module(op: Operation, lanes: int | None) -> ir.Module:
 
 @functools.cache
 def _linker() -> Any:
-    return llvm.create_lljit_compiler(target_machine(host_cpu()))
+    # LLVM's older linker maps code and constants apart, and ends the process where the address
+    # space has room for them only further apart than their references reach.
+    return llvm.create_lljit_compiler(target_machine(host_cpu()), use_jit_link=True)
 
 
 _serial = iter(range(1 << 30))
