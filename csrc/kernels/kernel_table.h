@@ -48,6 +48,12 @@ struct KernelTable {
   // Range over the columns of the output.
   void (*linear)(const LinearArgs& args, int64_t begin, int64_t end);
 
+  // The bytes of a row in the form in which packed_linear wants its input; 0: as it lies.
+  int64_t (*linear_input_bytes)(const PackedLinearArgs& args);
+
+  // Range over the rows.
+  void (*prepare_linear_input)(const PackedLinearArgs& args, int64_t begin, int64_t end);
+
   // Range over row_blocks times strips: strip i % strips of block i / strips, with strips of
   // kStripColumns columns.
   void (*packed_linear)(const PackedLinearArgs& args, int64_t begin, int64_t end);

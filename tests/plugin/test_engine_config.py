@@ -31,7 +31,6 @@ def test_defaults(configure: Any) -> None:
     assert config.parallel_config.worker_cls == "vllm_anvil.plugin.worker.AnvilWorker"
     assert config.compilation_config.mode == CompilationMode.NONE
     assert config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL_DECODE_ONLY
-    assert config.scheduler_config.async_scheduling is False
     assert config.scheduler_config.disable_hybrid_kv_cache_manager is False
     assert config.use_v2_model_runner is True
     assert config.device_config.device == torch.device("anvil")
@@ -42,6 +41,7 @@ def test_defaults(configure: Any) -> None:
     # Left to the engine, which has them on by default.
     assert config.cache_config.enable_prefix_caching
     assert config.scheduler_config.enable_chunked_prefill
+    assert config.scheduler_config.async_scheduling
     assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
 
 

@@ -9,8 +9,8 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
+#include "gemm/linear_input-inl.h"
 #include "gemm/packed_tile-inl.h"
 #include "vec/bytes-inl.h"
 
@@ -29,64 +29,6 @@ struct Range {
 };
 
 inline int64_t parts_of(int64_t count, int64_t largest) { return (count + largest - 1) / largest; }
-
-// The rows of a tile as a product takes them: where they lie, or a copy that is converted and, past
-// the depth, zero.
-template <typename Product, typename From>
-class TileInput {
- public:
-  using Input = typename Product::Input;
-  using Stored = typename Input::Stored;
-
-  explicit TileInput(const PackedLinearArgs& args) : args_(args) {}
-  const Stored* data() const { return data_; }
-  int64_t stride() const { return stride_; }
-
-  // `padded` elements from `begin` on.
-  void set(Range rows, int64_t begin, int64_t padded) {
-    const auto* from = static_cast<const typename From::Stored*>(args_.input) +
-                       rows.begin * args_.input_stride + begin;
-    const int64_t size = args_.depth - begin < padded ? args_.depth - begin : padded;
-    if constexpr (kAsIs) {
-      if (size == padded && !rounds()) {
-        data_ = from;
-        stride_ = args_.input_stride;
-        return;
-      }
-    }
-    data_ = copy_;
-    stride_ = padded;
-    for (int64_t r = 0; r < rows.size(); ++r, from += args_.input_stride) {
-      Stored* to = copy_ + r * padded;
-      convert(from, to, size);
-      for (int64_t i = size; i < padded; ++i) to[i] = Stored{0};
-    }
-  }
-
- private:
-  using Weight = typename Product::Weight;
-  static constexpr bool kAsIs = std::is_same_v<Input, From>;
-  // A product that takes its input in the weight's type has rounded it by taking it.
-  static constexpr bool kMayRound = !std::is_same_v<Input, Weight> && !std::is_same_v<From, Weight>;
-  bool rounds() const { return kMayRound && args_.round_input; }
-
-  void convert(const typename From::Stored* from, Stored* to, int64_t size) const {
-    if constexpr (kMayRound) {
-      if (rounds()) {
-        typename Weight::Stored rounded[kChunkDepth];
-        convert_row<From, Weight>(from, rounded, size);
-        convert_row<Weight, Input>(rounded, to, size);
-        return;
-      }
-    }
-    convert_row<From, Input>(from, to, size);
-  }
-
-  const PackedLinearArgs& args_;
-  const Stored* data_ = nullptr;
-  int64_t stride_ = 0;
-  alignas(64) Stored copy_[kMostPanelRows * kChunkDepth];
-};
 
 // Adds the bias and stores the outputs of a panel.
 template <typename To>
@@ -110,9 +52,10 @@ inline void store_panel(const PackedLinearArgs& args, const float* sums, Range r
 }
 
 // The outputs of some rows in some strips.
-template <typename Product, typename From>
+template <typename Product>
 inline void multiply_block(const PackedLinearArgs& args, Range rows, Range strips) {
   using Stored = typename Product::Weight::Stored;
+  using Input = typename Product::Input::Stored;
   constexpr int64_t kUnit = kStripColumns * Product::kDepth;
   constexpr int64_t kUnitBytes = kUnit * static_cast<int64_t>(sizeof(Stored));
   const Range units = {0, parts_of(args.depth, Product::kDepth)};
@@ -124,7 +67,9 @@ inline void multiply_block(const PackedLinearArgs& args, Range rows, Range strip
   // Of a depth of 0 there is one chunk, too: it begins the sums.
   const int64_t chunks = units.end == 0 ? 1 : parts_of(units.end, kChunkDepth / Product::kDepth);
   alignas(64) float sums[kBlockRows * kPanelColumns];
-  TileInput<Product, From> input(args);
+  const bool prepared = args.prepared != nullptr;
+  const auto* input = static_cast<const Input*>(prepared ? args.prepared : args.input);
+  const int64_t input_stride = prepared ? padded_depth<Product>(args) : args.input_stride;
 
   const auto weights_of = [&](Range panel, Range chunk) {
     return static_cast<const Stored*>(args.weight) + panel.begin * strip_stride +
@@ -147,11 +92,11 @@ inline void multiply_block(const PackedLinearArgs& args, Range rows, Range strip
       const int64_t fetches = ahead.strips > 0 ? parts_of(ahead.strips * ahead.lines, looks) : 0;
       for (int64_t t = 0; t < tiles; ++t) {
         const Range tile = rows.share(t, tiles);
-        input.set(tile, chunk.begin * Product::kDepth, chunk.size() * Product::kDepth);
         multiply_packed_tile_of<Product>(
             tile.size(), panel.size(),
-            {input.data(), input.stride(), weights_of(panel, chunk), strip_stride, chunk.size(),
-             c == 0, sums + (tile.begin - rows.begin) * kPanelColumns, ahead, fetches});
+            {input + tile.begin * input_stride + chunk.begin * Product::kDepth, input_stride,
+             weights_of(panel, chunk), strip_stride, chunk.size(), c == 0,
+             sums + (tile.begin - rows.begin) * kPanelColumns, ahead, fetches});
       }
     }
     with_element(args.output_type,
@@ -159,40 +104,20 @@ inline void multiply_block(const PackedLinearArgs& args, Range rows, Range strip
   }
 }
 
-template <typename Product, typename From>
+template <typename Product>
 inline void multiply_blocks(const PackedLinearArgs& args, int64_t begin, int64_t end) {
   const int64_t strips = parts_of(args.columns, kStripColumns);
   while (begin < end) {
     const int64_t block = begin / strips, first = begin % strips;
     const int64_t count = end - begin < strips - first ? end - begin : strips - first;
     const Range rows = Range{0, args.rows}.share(block, args.row_blocks);
-    multiply_block<Product, From>(args, rows, {first, first + count});
+    multiply_block<Product>(args, rows, {first, first + count});
     begin += count;
   }
 }
 
 inline void packed_linear(const PackedLinearArgs& args, int64_t begin, int64_t end) {
-#if defined(__AVX512BF16__)
-  if (args.weight_type == ElementType::kBf16) {
-    if (args.input_type == ElementType::kBf16) {
-      return multiply_blocks<PairsByPairs, Bf16>(args, begin, end);
-    }
-    if (args.round_input && args.input_type == ElementType::kFloat32) {
-      return multiply_blocks<PairsByPairs, Float32>(args, begin, end);
-    }
-  }
-#endif
-  with_element(args.input_type, [&](auto from) {
-    using From = decltype(from);
-    switch (args.weight_type) {
-      case ElementType::kFloat32:
-        return multiply_blocks<ElementsByFloat<Float32>, From>(args, begin, end);
-      case ElementType::kBf16:
-        return multiply_blocks<PairsByFloat, From>(args, begin, end);
-      case ElementType::kFp16:
-        return multiply_blocks<ElementsByFloat<Fp16>, From>(args, begin, end);
-    }
-  });
+  with_product(args, [&](auto product) { multiply_blocks<decltype(product)>(args, begin, end); });
 }
 
 }  // namespace anvil::kernels::ANVIL_ISA_NAMESPACE

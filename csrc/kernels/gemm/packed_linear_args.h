@@ -24,6 +24,9 @@ constexpr int64_t kBlockRows = 192;
 // output = input x weight^T + bias. An input that is to be rounded is rounded to the weight's type
 // before it is multiplied. Products of bfloat16 with bfloat16 may take the processor's dot
 // products; others are float32. Sums are float32 and go through the depth in one order.
+//
+// A product may want its input in another form than it has. It is brought into that form once, row
+// by row, before any output is computed: prepare_linear_input.
 struct PackedLinearArgs {
   const void* input;     // [rows, depth], elements of a row without gaps
   int64_t input_stride;  // elements between rows
@@ -39,6 +42,7 @@ struct PackedLinearArgs {
   int64_t depth;
   int64_t row_blocks;  // into which the rows are divided evenly; at most kBlockRows rows each
   bool round_input = false;
+  void* prepared = nullptr;  // [rows][linear_input_bytes], unless that is 0
 };
 
 // Between [columns, depth] and the packed form of the same type.

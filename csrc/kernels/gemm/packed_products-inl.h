@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How packed weights are multiplied: a product says which type weights have, as which type inputs
-// are multiplied with them, and what one step over the depth reads and does. A step covers kDepth
-// elements and has kPhases multiplications per output, one after the other. Up to kStreamedRows
-// rows of a strip cost less time than its weights take to arrive.
+// How packed weights are multiplied: a product says which type weights have, of which type inputs
+// have to be (linear_input-inl.h), and what one step over the depth reads and does. A step covers
+// kDepth elements and has kPhases multiplications per output, one after the other. Up to
+// kStreamedRows rows of a strip cost less time than its weights take to arrive.
 //
 // Compiled once per instruction set, inside that set's namespace; see vec/bytes-inl.h for what that
 // forbids.
@@ -35,7 +35,7 @@ inline Floats load_of_pairs(const uint16_t* from) {
 #endif
 }
 
-// float32 arithmetic: the input is converted beforehand.
+// float32 arithmetic.
 struct FloatInput {
   using Input = Float32;
   static constexpr int kStreamedRows = 2;

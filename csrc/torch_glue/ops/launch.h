@@ -63,7 +63,9 @@ void launch(const char* name, c10::Device device, Tensors reads, Tensors writes,
   for (const at::Tensor& tensor : reads) {
     if (tensor.defined()) accesses.read(tensor);
   }
-  for (const at::Tensor& tensor : writes) accesses.write(tensor);
+  for (const at::Tensor& tensor : writes) {
+    if (tensor.defined()) accesses.write(tensor);
+  }
   submit(name, accesses, std::forward<Body>(body));
 }
 

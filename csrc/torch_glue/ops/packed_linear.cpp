@@ -59,7 +59,7 @@ at::Tensor packed_linear(const at::Tensor& input, const at::Tensor& packed, int6
   // Without elements there is nothing to be viewed as rows.
   const at::Tensor rows = depth > 0 && input.numel() > 0 ? as_rows(input, depth) : input;
   const int64_t count = columns > 0 ? output.numel() / columns : 0;
-  const kernels::PackedLinearArgs args = {
+  kernels::PackedLinearArgs args = {
       .input = rows.const_data_ptr(),
       .input_stride = rows.dim() == 2 ? rows.stride(0) : depth,
       .input_type = input_type,
@@ -76,17 +76,27 @@ at::Tensor packed_linear(const at::Tensor& input, const at::Tensor& packed, int6
       .round_input = input_dtype.has_value(),
   };
   const int64_t strip_bytes = kernels::kStripColumns * depth * packed.element_size();
+  const kernels::KernelTable& table = kernels::active_table();
+  const int64_t row_bytes = table.linear_input_bytes(args);
+  at::Tensor prepared;
+  if (row_bytes > 0) {
+    prepared = at::empty({count, row_bytes}, input.options().dtype(at::kByte));
+    args.prepared = prepared.mutable_data_ptr();
+  }
   const int32_t* limit = in_use.defined() ? in_use.const_data_ptr<int32_t>() : nullptr;
-  const auto kernel = kernels::active_table().packed_linear;
-  launch(kCheck.op(), device, {rows, packed, offsets, in_use}, {output}, [=] {
+  launch(kCheck.op(), device, {rows, packed, offsets, in_use}, {output, prepared}, [=, &table] {
     kernels::PackedLinearArgs now = args;
     if (limit != nullptr) now.rows = std::clamp<int64_t>(*limit, 0, args.rows);
+    if (row_bytes > 0) {
+      for_ranges(device, now.rows, grain_of(row_bytes),
+                 [&](int64_t begin, int64_t end) { table.prepare_linear_input(now, begin, end); });
+    }
     now.row_blocks = (now.rows + kernels::kBlockRows - 1) / kernels::kBlockRows;
     // Products of eight rows take about as long as their weights to arrive.
     const int64_t cost =
         strip_bytes * std::max<int64_t>(1, std::min(now.rows, kernels::kBlockRows) / 8);
     for_ranges(device, now.row_blocks * strips_of(now.columns), grain_of(cost),
-               [&](int64_t begin, int64_t end) { kernel(now, begin, end); });
+               [&](int64_t begin, int64_t end) { table.packed_linear(now, begin, end); });
   });
   return output;
 }

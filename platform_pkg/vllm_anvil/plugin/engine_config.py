@@ -173,10 +173,6 @@ def update(config: VllmConfig, worker_cls: str) -> None:
 
     graph_config.enforce(config)
 
-    # A second batch in flight costs each request one step past its end, and on few cores takes the
-    # first one's. It runs, but is not known to be worth that.
-    config.scheduler_config.async_scheduling = False
-
     _set_block_size(config)
     # Set by the platform's constructor; a program may have changed it since.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "element_rows.h"
@@ -32,6 +33,14 @@ class PackedLinear : public EveryTable {
 
   // In `ranges` ranges, so that blocks are begun and left anywhere.
   void multiply(PackedLinearArgs args, int64_t ranges) const {
+    const int64_t row_bytes = table().linear_input_bytes(args);
+    GuardedMemory prepared(static_cast<size_t>(args.rows * row_bytes), Place::kBeforeGuard);
+    if (row_bytes > 0) {
+      args.prepared = prepared.data();
+      table().prepare_linear_input(args, args.rows / 2, args.rows);
+      table().prepare_linear_input(args, 0, args.rows / 2);
+      prepared.make_read_only();
+    }
     args.row_blocks = (args.rows + kBlockRows - 1) / kBlockRows;
     const int64_t items = args.row_blocks * strips_of(args.columns);
     for (int64_t i = 0; i < ranges; ++i) {
@@ -100,6 +109,33 @@ TEST_P(PackedLinear, EqualsFloat64) {
                   << i;
             }
           }
+        }
+      }
+    }
+  }
+}
+
+// Infinities and NaNs reach the outputs that they are part of, and the largest numbers stay finite.
+TEST_P(PackedLinear, NumbersAtTheEndOfTheRange) {
+  constexpr int64_t kDepth = 37;
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float largest = std::numeric_limits<float>::max();
+  for (ElementType weight_type : kElementTypes) {
+    ElementRows weight(weight_type, kDepth);
+    for (int64_t k = 0; k < kDepth; ++k) weight.set(k, 0.25f);
+    ElementRows form = packed(weight, kDepth, 1, kDepth);
+    for (float value : {infinity, -infinity, largest, -largest, std::nanf("")}) {
+      for (int64_t place : {0, 15, 36}) {
+        ElementRows input(ElementType::kFloat32, kDepth), output(ElementType::kFloat32, 1);
+        for (int64_t k = 0; k < kDepth; ++k) input.set(k, k == place ? value : 0.0f);
+        multiply({input.data(), kDepth, ElementType::kFloat32, form.data(), weight_type, nullptr,
+                  weight_type, output.data(), ElementType::kFloat32, 1, 1, kDepth, 0},
+                 1);
+        const float expected = value * 0.25f;
+        if (std::isnan(expected)) {
+          EXPECT_TRUE(std::isnan(output.get(0)));
+        } else {
+          EXPECT_EQ(output.get(0), expected);
         }
       }
     }
