@@ -119,6 +119,7 @@ PYBIND11_MODULE(_C, m) {
   def(m, "set_worker_count",
       [](int device, int count) { anvil::check(anvilSetWorkerCount(device, count)); });
   def(m, "is_initialized", [] { return anvilIsInitialized() != 0; });
+  def(m, "is_in_use", [] { return anvilIsInUse() != 0; });
   def(m, "is_forked_child", [] { return anvilIsForkedChild() != 0; });
   m.def("default_generator",
         [](int device) { return anvil::default_generator(static_cast<c10::DeviceIndex>(device)); });

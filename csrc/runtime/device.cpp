@@ -35,7 +35,7 @@ Registry* MakeRegistry() {
     IgnoreForks();
     return registry;
   };
-  // Before anything else: a fork from another thread meanwhile must be marked, too.
+  // Before anything else: a fork from another thread meanwhile must be marked.
   const anvilError_t watching = WatchForks();
   if (watching != ANVIL_SUCCESS) return fail(watching, anvilGetLastErrorMessage());
   const auto configuration = ReadConfiguration(ProcessEnvironment);
@@ -53,6 +53,7 @@ Registry* MakeRegistry() {
         new Device(index, plan, node, DeviceName(host, plan), registry->configuration));
   }
   initialized.store(true, std::memory_order_release);
+  IgnoreForks();
   return registry;
 }
 
@@ -69,7 +70,7 @@ Device::Device(int index, const DevicePlan& plan, int preferred_node, std::strin
       executor(this, plan.cores, configuration.longest_delay),
       streams(this) {}
 
-anvilError_t GetDevices(const std::vector<Device*>** devices) {
+anvilError_t FindDevices(const std::vector<Device*>** devices) {
   if (IsForkedChild()) return FailForked();
   static Registry& registry = *MakeRegistry();
   if (registry.status != ANVIL_SUCCESS) return Fail(registry.status, registry.message);
@@ -77,9 +78,9 @@ anvilError_t GetDevices(const std::vector<Device*>** devices) {
   return ANVIL_SUCCESS;
 }
 
-anvilError_t GetDevice(int index, Device** device) {
+anvilError_t FindDevice(int index, Device** device) {
   const std::vector<Device*>* devices = nullptr;
-  const anvilError_t status = GetDevices(&devices);
+  const anvilError_t status = FindDevices(&devices);
   if (status != ANVIL_SUCCESS) return status;
   if (index < 0 || static_cast<size_t>(index) >= devices->size()) {
     const size_t count = devices->size();
@@ -92,6 +93,18 @@ anvilError_t GetDevice(int index, Device** device) {
   }
   *device = (*devices)[static_cast<size_t>(index)];
   return ANVIL_SUCCESS;
+}
+
+anvilError_t GetDevices(const std::vector<Device*>** devices) {
+  const anvilError_t status = FindDevices(devices);
+  if (status == ANVIL_SUCCESS) MarkInUse();
+  return status;
+}
+
+anvilError_t GetDevice(int index, Device** device) {
+  const anvilError_t status = FindDevice(index, device);
+  if (status == ANVIL_SUCCESS) MarkInUse();
+  return status;
 }
 
 anvilError_t FailNull(const char* function, const char* argument) {
@@ -108,7 +121,7 @@ anvilError_t anvilGetDeviceCount(int* count) {
     if (count == nullptr) return FailNull("anvilGetDeviceCount", "count");
     *count = 0;
     const std::vector<Device*>* devices = nullptr;
-    const anvilError_t status = GetDevices(&devices);
+    const anvilError_t status = FindDevices(&devices);
     if (status == ANVIL_SUCCESS) *count = static_cast<int>(devices->size());
     return status;
   });
@@ -126,7 +139,7 @@ anvilError_t anvilGetDevice(int* device) {
 anvilError_t anvilSetDevice(int device) {
   return Guarded([&] {
     Device* found = nullptr;
-    const anvilError_t status = GetDevice(device, &found);
+    const anvilError_t status = FindDevice(device, &found);
     if (status == ANVIL_SUCCESS) current_device = device;
     return status;
   });
@@ -136,7 +149,7 @@ anvilError_t anvilGetDeviceProperties(anvilDeviceProperties* properties, int dev
   return Guarded([&] {
     if (properties == nullptr) return FailNull("anvilGetDeviceProperties", "properties");
     Device* found = nullptr;
-    const anvilError_t status = GetDevice(device, &found);
+    const anvilError_t status = FindDevice(device, &found);
     if (status != ANVIL_SUCCESS) return status;
     *properties = {};
     std::strncpy(properties->name, found->name.c_str(), sizeof(properties->name) - 1);
@@ -161,6 +174,6 @@ int anvilIsInitialized(void) { return initialized.load(std::memory_order_acquire
 
 int anvilIsLaunchBlocking(void) {
   Device* device = nullptr;
-  const anvilError_t status = Guarded([&] { return GetDevice(0, &device); });
+  const anvilError_t status = Guarded([&] { return FindDevice(0, &device); });
   return status == ANVIL_SUCCESS && device->configuration.launch_blocking ? 1 : 0;
 }

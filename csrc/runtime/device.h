@@ -34,11 +34,15 @@ struct Device {
   StreamList streams;
 };
 
-// All devices, never destroyed. Fails in a forked child, and with the same configuration error at
-// every call.
-anvilError_t GetDevices(const std::vector<Device*>** devices);
+// All devices, never destroyed. Fails in a forked child of a process that used them, and with the
+// same configuration error at every call.
+anvilError_t FindDevices(const std::vector<Device*>** devices);
 
-// One device by its visible index.
+// One device by its visible index, to describe it.
+anvilError_t FindDevice(int index, Device** device);
+
+// The same, to use them: from here on they do not survive a fork.
+anvilError_t GetDevices(const std::vector<Device*>** devices);
 anvilError_t GetDevice(int index, Device** device);
 
 // The error for a null argument of an entry point.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device does not survive fork(): its worker threads do not exist in the child, and a lock that
-// another thread held stays held. The child is told so instead of hanging.
+// A device that is in use does not survive fork(): its threads do not exist in the child, and a
+// lock that another thread held stays held. The child is told so instead of hanging. One that was
+// only described (counted, its properties read) is the child's own.
 #pragma once
 
 #include <atomic>
@@ -11,7 +12,7 @@ namespace anvil {
 
 namespace process {
 extern std::atomic<bool> forked_child;
-extern std::atomic<bool> devices_exist;
+extern std::atomic<bool> in_use;
 }  // namespace process
 
 inline bool IsForkedChild() noexcept {
@@ -20,9 +21,16 @@ inline bool IsForkedChild() noexcept {
 
 anvilError_t FailForked() noexcept;
 
-// From here on a forked child is marked. Called before the first device is made.
+// From here on a forked child is marked. Called before devices are made, during which they count as
+// in use.
 anvilError_t WatchForks() noexcept;
-// Takes WatchForks back where no device came of it.
+// Takes that back: nothing of the devices is in use yet, or none came of it.
 void IgnoreForks() noexcept;
+// From here on devices are in use.
+inline void MarkInUse() noexcept {
+  if (!process::in_use.load(std::memory_order_relaxed)) {
+    process::in_use.store(true, std::memory_order_relaxed);
+  }
+}
 
 }  // namespace anvil

@@ -222,6 +222,6 @@ anvilError_t anvilSetWorkerCount(int device, int count) {
 
 int anvilWorkerCount(int device) {
   Device* found = nullptr;
-  const anvilError_t status = Guarded([&] { return GetDevice(device, &found); });
+  const anvilError_t status = Guarded([&] { return FindDevice(device, &found); });
   return status == ANVIL_SUCCESS ? found->workers.size() : 1;
 }

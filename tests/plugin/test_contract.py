@@ -131,7 +131,6 @@ WORKER_INHERITED_ON_PURPOSE = {
     "update_max_model_len": RUNNER,
     "get_cache_block_size_bytes": "neither the engine's worker nor the engine uses it",
     # Running.
-    "compile_or_warm_up_model": "its warm-ups of GPU kernels are switched off in engine_config",
     "_maybe_activate_jit_monitor": "switched off in engine_config",
     "_get_cudagraph_capture_context": "no profiler unless one is configured",
     "_init_workspace_and_model_runner": "calls our _make_model_runner",
@@ -288,7 +287,7 @@ def test_overrides_accept_every_parameter_of_the_original(ours: type, base: type
             assert rejected == [], f"{ours.__name__}.{name}"
 
 
-RUNNER_OVERRIDES = {"load_model"}
+RUNNER_OVERRIDES = {"load_model", "profile_run"}
 
 
 @pytest.mark.parametrize("runner", [AnvilModelRunner, AnvilModelRunnerV1])

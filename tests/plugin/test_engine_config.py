@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,6 @@ def test_defaults(configure: Any) -> None:
     assert config.cache_config.enable_prefix_caching
     assert config.scheduler_config.enable_chunked_prefill
     assert config.scheduler_config.async_scheduling
-    assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
 
 
 def test_block_size_is_the_backends_or_the_users(configure: Any) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -143,13 +142,6 @@ def test_quantisation_of_another_package_is_its_own_business(platform: AnvilPlat
     platform.verify_quantization("a_method_that_vllm_does_not_have")
     with pytest.raises(ValueError, match="--quantization awq"):
         platform.verify_quantization("awq")
-
-
-def test_processes_are_spawned(platform: AnvilPlatform) -> None:
-    from vllm.utils.system_utils import get_mp_context
-
-    assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
-    assert get_mp_context().get_start_method() == "spawn"
 
 
 def test_logical_visible_and_physical_indices(

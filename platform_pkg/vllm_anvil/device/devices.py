@@ -71,6 +71,14 @@ def is_initialized() -> bool:
     return _C.is_initialized()
 
 
+def is_in_use() -> bool:
+    """Whether a device has been used, so that a forked child could not use it.
+
+    Counting devices, reading their properties and choosing one is not yet use.
+    """
+    return _C.is_in_use()
+
+
 def device_count() -> int:
     """Number of devices that this process sees.
 

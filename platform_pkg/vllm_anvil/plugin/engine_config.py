@@ -8,14 +8,12 @@ option that cannot work is refused here, by the name the user gave it, within th
 
 from __future__ import annotations
 
-import os
-
 import vllm.envs as vllm_envs
 from vllm.config import VllmConfig
 from vllm.v1.attention.backend import AttentionBackend
 
 import vllm_anvil.device as anvil
-from vllm_anvil.plugin import attention, fit, graph_config, record_settings
+from vllm_anvil.plugin import attention, fit, graph_config, record_settings, start_method
 from vllm_anvil.plugin.refusal import Refusal, refuse
 
 
@@ -174,8 +172,7 @@ def update(config: VllmConfig, worker_cls: str) -> None:
     graph_config.enforce(config)
 
     _set_block_size(config)
-    # Set by the platform's constructor; a program may have changed it since.
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    start_method.choose(parallel)
 
 
 def _set_block_size(config: VllmConfig) -> None:

@@ -15,6 +15,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner as GPUModelRunnerV1
 
 from vllm_anvil.plugin import seams
+from vllm_anvil.plugin.seams.unquantized_gemm import only_shapes
 
 
 class AnvilModelRunner(GPUModelRunnerV2):
@@ -24,6 +25,10 @@ class AnvilModelRunner(GPUModelRunnerV2):
         super().load_model(*args, **kwargs)
         seams.adapt(self.get_model(), self.vllm_config)
 
+    def profile_run(self, *args: Any, **kwargs: Any) -> None:
+        with only_shapes():
+            super().profile_run(*args, **kwargs)
+
 
 class AnvilModelRunnerV1(GPUModelRunnerV1):
     """Model Runner V1 on an anvil device."""
@@ -31,3 +36,7 @@ class AnvilModelRunnerV1(GPUModelRunnerV1):
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         seams.adapt(self.get_model(), self.vllm_config)
+
+    def profile_run(self, *args: Any, **kwargs: Any) -> None:
+        with only_shapes():
+            super().profile_run(*args, **kwargs)

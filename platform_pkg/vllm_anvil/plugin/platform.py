@@ -9,7 +9,6 @@ checks the environment and registers the device.
 
 from __future__ import annotations
 
-import os
 import platform as host
 import uuid
 from types import ModuleType
@@ -20,7 +19,7 @@ from vllm.logger import init_logger
 from vllm.platforms.interface import Platform, PlatformEnum
 
 from vllm_anvil import envs
-from vllm_anvil.plugin import attention, seams
+from vllm_anvil.plugin import attention, seams, start_method
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -63,7 +62,7 @@ class AnvilPlatform(Platform):
         _activate_triton()
         seams.apply(seams.EVERY_PROCESS)
         attention.register()
-        _use_engine_settings()
+        start_method.prepare()
 
     # ------------------------------------------------------------------ configuration
 
@@ -275,20 +274,6 @@ def _anvil() -> ModuleType:
     import vllm_anvil.device
 
     return vllm_anvil.device
-
-
-def _use_engine_settings() -> None:
-    """Decides what vLLM leaves to environment variables, for this process and its children."""
-    # A forked child of a process whose device is up cannot use it, and vLLM itself forces `spawn`
-    # for CUDA and XPU only.
-    method = os.environ.get("VLLM_WORKER_MULTIPROC_METHOD")
-    if method not in (None, "spawn"):
-        logger.warning(
-            "VLLM_WORKER_MULTIPROC_METHOD=%s is overridden with spawn: the anvil device cannot be "
-            "used in a forked child.",
-            method,
-        )
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
 
 
 def _activate_triton() -> None:

@@ -9,8 +9,10 @@ is listed in tests/plugin/test_contract.py.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -38,6 +40,18 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.plugins.anvil.worker")
 
 
+@contextlib.contextmanager
+def _garbage_only_when_asked_for() -> Iterator[None]:
+    """Inside, what is captured into graphs is not interrupted by Python's garbage collection."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class AnvilWorker(RecordingWorker):
     """A rank of the engine on one anvil device."""
 
@@ -53,6 +67,10 @@ class AnvilWorker(RecordingWorker):
         # When a process ends, Python looks for garbage in all that the engine has loaded, several
         # times over: seconds in which vLLM may lose patience and kill it. None has to be found.
         atexit.register(gc.freeze)
+        # So does the engine, twenty times while it starts, a third of a second each: what has been
+        # imported is set aside, and not brought back around captures.
+        os.environ.setdefault("VLLM_ENABLE_CUDAGRAPH_GC", "1")
+        gc.freeze()
         super().__init__(*args, **kwargs)
 
     # ------------------------------------------------------------------ bringing the device up
@@ -136,6 +154,10 @@ class AnvilWorker(RecordingWorker):
             os.sched_setaffinity(0, anvil.get_device_properties(index).cores)
         return device
 
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        gc.freeze()  # the model runner's modules; not the model, which may go
+        super().load_model(*args, **kwargs)
+
     def _make_model_runner(self) -> AnvilModelRunner | AnvilModelRunnerV1:
         runner = resolve_obj_by_qualname(self.model_runner_path(self.vllm_config))
         return runner(self.vllm_config, self.device)
@@ -150,9 +172,14 @@ class AnvilWorker(RecordingWorker):
         available = super().determine_available_memory()
         runner = self.model_runner
         if isinstance(runner, GPUModelRunnerV2) and self.cache_config.kv_cache_memory_bytes is None:
-            self.cudagraph_memory_estimate = runner.profile_cudagraph_memory()
+            with _garbage_only_when_asked_for():
+                self.cudagraph_memory_estimate = runner.profile_cudagraph_memory()
             available -= self.cudagraph_memory_estimate
         return available
+
+    def compile_or_warm_up_model(self) -> Any:
+        with _garbage_only_when_asked_for():
+            return super().compile_or_warm_up_model()
 
     def initialize_cache(self, num_gpu_blocks: int, num_cpu_blocks: int = 0) -> None:
         """Records the size of the cache, in blocks. vLLM's document promises the call; the engine

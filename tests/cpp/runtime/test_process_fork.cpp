@@ -109,6 +109,35 @@ TEST(ForkDeathTest, AChildForkedBeforeTheFirstUseIsAProcessLikeAnyOther) {
   EXPECT_EXIT(RunToTheEnd(child), testing::ExitedWithCode(0), "");
 }
 
+TEST(ForkDeathTest, ADeviceThatWasOnlyDescribedIsTheChildsOwn) {
+  const auto child = [&] {
+    UseOneSmallDevice();
+    int count = 0;
+    anvilDeviceProperties properties;
+    REQUIRE_OK(anvilGetDeviceCount(&count));
+    REQUIRE_OK(anvilSetDevice(0));
+    REQUIRE_OK(anvilGetDeviceProperties(&properties, 0));
+    REQUIRE(anvilWorkerCount(0) == properties.core_count);
+    REQUIRE(anvilIsInUse() == 0);
+    const int status = InForkedChild([] {
+      REQUIRE(anvilIsForkedChild() == 0 && anvilIsInitialized() == 1);
+      anvilStream_t stream;
+      bool ran = false;
+      REQUIRE_OK(anvilStreamGetDefault(&stream, 0));
+      REQUIRE_OK(Do(stream, [&ran] { ran = true; }));
+      REQUIRE_OK(anvilStreamSynchronize(stream));
+      REQUIRE(ran);
+      REQUIRE(InForkedChild([] { REQUIRE(anvilIsForkedChild() == 1); }) == 0);
+    });
+    REQUIRE(status == 0);
+    anvilStream_t stream;
+    REQUIRE_OK(anvilStreamGetDefault(&stream, 0));
+    REQUIRE(anvilIsInUse() == 1);
+    REQUIRE(InForkedChild([] { REQUIRE(anvilIsForkedChild() == 1); }) == 0);
+  };
+  EXPECT_EXIT(RunToTheEnd(child), testing::ExitedWithCode(0), "");
+}
+
 TEST(ForkDeathTest, AFailedConfigurationIsNoDevice) {
   const auto child = [&] {
     UseOneSmallDevice();

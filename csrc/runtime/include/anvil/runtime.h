@@ -15,8 +15,8 @@
 //     ANVIL_DEBUG_DELAY, ANVIL_DEBUG_POISON); it is fixed from then on.
 //   * Streams are asynchronous: a call that takes a stream returns when the work is queued. Work
 //     runs on a thread of the device, its executor, which serves all of the device's streams.
-//   * After fork() in a process whose device was initialised, every call in the child
-//     returns ANVIL_ERROR_FORKED.
+//   * After fork() in a process that used a device, every call in the child returns
+//     ANVIL_ERROR_FORKED. To count devices, read properties or choose one is not yet use.
 #pragma once
 
 #include <stddef.h>
@@ -37,7 +37,7 @@ typedef enum anvilError_t {
   ANVIL_ERROR_CONFIGURATION = 3,   // an ANVIL_* variable cannot be used as it is
   ANVIL_ERROR_OUT_OF_MEMORY = 4,   // the device's limit or the host refuses
   ANVIL_ERROR_NOT_READY = 5,       // query: work is still pending
-  ANVIL_ERROR_FORKED = 6,          // the device was initialised before fork()
+  ANVIL_ERROR_FORKED = 6,          // the device was in use before fork()
   ANVIL_ERROR_COMMAND = 7,         // a submitted command failed
   ANVIL_ERROR_SYSTEM = 8,          // the operating system refused (threads, mappings)
   ANVIL_ERROR_CAPTURE = 9,         // not possible while a graph is captured, or the capture failed
@@ -75,7 +75,9 @@ ANVIL_API anvilError_t anvilDeviceSynchronize(int device);
 ANVIL_API int anvilIsInitialized(void);
 // Whether commands run when they are submitted, on the calling thread (ANVIL_LAUNCH_BLOCKING=1).
 ANVIL_API int anvilIsLaunchBlocking(void);
-// Whether this is a forked child of a process whose device was initialised.
+// Whether a device has been used in this process, so that a fork would leave the child without.
+ANVIL_API int anvilIsInUse(void);
+// Whether this is a forked child of a process that used a device.
 ANVIL_API int anvilIsForkedChild(void);
 
 // ---------------------------------------------------------------- device memory
