@@ -14,12 +14,13 @@
 #include <thread>
 #include <vector>
 
+#include "exchange_group.h"
 #include "shared_group.h"
 
 namespace anvil::comm {
 
 using std::chrono::seconds;
-using RankBody = std::function<void(SharedGroup& group)>;
+using RankBody = std::function<void(Group& group)>;
 
 inline constexpr Milliseconds kPatience = seconds(60);
 
@@ -29,6 +30,21 @@ inline constexpr size_t kSmallSlot = 1024;
 inline SharedGroup::Options TestOptions(Milliseconds timeout = kPatience) {
   return {"test", timeout, -1};
 }
+
+// Collectives made of messages, which another group carries.
+class MessageGroup final : public ExchangeGroup {
+ public:
+  explicit MessageGroup(Group& carrier)
+      : ExchangeGroup(carrier.rank(), carrier.size()), carrier_(carrier) {}
+  void Exchange(const char* name, std::span<const Transfer> transfers,
+                Milliseconds timeout) override {
+    carrier_.Exchange(name, transfers, timeout);
+  }
+  void Abort() override { carrier_.Abort(); }
+
+ private:
+  Group& carrier_;
+};
 
 inline void RunInThreads(int ranks, size_t slot_bytes, const RankBody& body) {
   const std::shared_ptr<Segment> segment = Segment::Create(ranks, slot_bytes);
@@ -93,7 +109,7 @@ inline void RunInProcesses(int ranks, size_t slot_bytes, const RankBody& body) {
   for (int rank = 0; rank < ranks; ++rank) EXPECT_EQ(processes.Wait(rank), 0) << "rank " << rank;
 }
 
-enum class Ranks { kThreads, kProcesses };
+enum class Ranks { kThreads, kProcesses, kMessages };
 
 struct Setting {
   Ranks kind;
@@ -102,14 +118,21 @@ struct Setting {
 
 inline std::string SettingName(const testing::TestParamInfo<Setting>& info) {
   return std::to_string(info.param.ranks) +
-         (info.param.kind == Ranks::kThreads ? "Threads" : "Processes");
+         std::string(info.param.kind == Ranks::kThreads     ? "Threads"
+                     : info.param.kind == Ranks::kProcesses ? "Processes"
+                                                            : "ThreadsByMessages");
 }
 
 // A test whose body runs in each rank.
 class RanksTest : public testing::TestWithParam<Setting> {
  protected:
   static void Run(const RankBody& body, size_t slot_bytes = kSmallSlot) {
-    if (GetParam().kind == Ranks::kThreads) {
+    if (GetParam().kind == Ranks::kMessages) {
+      RunInThreads(GetParam().ranks, slot_bytes, [&body](Group& carrier) {
+        MessageGroup group(carrier);
+        body(group);
+      });
+    } else if (GetParam().kind == Ranks::kThreads) {
       RunInThreads(GetParam().ranks, slot_bytes, body);
     } else {
       RunInProcesses(GetParam().ranks, slot_bytes, body);

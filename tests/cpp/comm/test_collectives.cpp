@@ -33,7 +33,7 @@ std::vector<T> SumInOrder(int ranks, size_t count) {
 }
 
 template <typename T>
-void CheckAllReduce(SharedGroup& group, DataType type) {
+void CheckAllReduce(Group& group, DataType type) {
   for (const size_t count : {0, 1, 5, 127, 128, 129, 1000, 8192, 8193, 30011}) {
     const std::vector<T> input = ValuesOf<T>(group.rank(), count);
     const std::vector<T> expected = SumInOrder<T>(group.size(), count);
@@ -54,7 +54,7 @@ void CheckAllReduce(SharedGroup& group, DataType type) {
 }
 
 TEST_P(Collectives, AllReduceAndReduce) {
-  Run([](SharedGroup& group) {
+  Run([](Group& group) {
     CheckAllReduce<float>(group, DataType::kFloat32);
     CheckAllReduce<double>(group, DataType::kFloat64);
     CheckAllReduce<int16_t>(group, DataType::kInt16);
@@ -62,7 +62,7 @@ TEST_P(Collectives, AllReduceAndReduce) {
 }
 
 TEST_P(Collectives, AllGather) {
-  Run([](SharedGroup& group) {
+  Run([](Group& group) {
     for (const size_t bytes : kSizes) {
       for (const bool even : {true, false}) {
         const auto size_of = [&](int rank) {
@@ -85,7 +85,7 @@ TEST_P(Collectives, AllGather) {
 }
 
 TEST_P(Collectives, ReduceScatter) {
-  Run([](SharedGroup& group) {
+  Run([](Group& group) {
     for (const size_t count : {0, 1, 50, 130, 1000, 9000}) {
       for (const bool even : {true, false}) {
         const auto count_of = [&](int rank) {
@@ -116,7 +116,7 @@ TEST_P(Collectives, ReduceScatter) {
 }
 
 TEST_P(Collectives, BroadcastGatherAndScatter) {
-  Run([](SharedGroup& group) {
+  Run([](Group& group) {
     for (const size_t bytes : kSizes) {
       for (int root = 0; root < group.size(); ++root) {
         Guarded data(bytes);
@@ -151,7 +151,7 @@ TEST_P(Collectives, BroadcastGatherAndScatter) {
 }
 
 TEST_P(Collectives, AllToAll) {
-  Run([](SharedGroup& group) {
+  Run([](Group& group) {
     for (const size_t bytes : kSizes) {
       for (const bool even : {true, false}) {
         const auto size_of = [&](int from, int to) {
@@ -182,7 +182,7 @@ TEST_P(Collectives, AllToAll) {
 
 TEST_P(Collectives, InLargeSlotsAndOneAfterTheOther) {
   Run(
-      [](SharedGroup& group) {
+      [](Group& group) {
         for (int round = 0; round < 200; ++round) {
           const size_t count = static_cast<size_t>(round) * 997 % 70000;
           const std::vector<float> input = ValuesOf<float>(group.rank(), count);
@@ -197,7 +197,7 @@ TEST_P(Collectives, InLargeSlotsAndOneAfterTheOther) {
 }
 
 TEST_P(Collectives, ABarrierIsPassedWhenAllHaveArrived) {
-  Run([](SharedGroup& group) {
+  Run([](Group& group) {
     const auto begin = std::chrono::steady_clock::now();
     if (group.rank() == group.size() - 1) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));

@@ -9,7 +9,7 @@ class Exchange : public RanksTest {};
 INSTANTIATE_TEST_SUITE_P(Ranks, Exchange, kSettings, SettingName);
 
 TEST_P(Exchange, EveryoneWithEveryoneAtOnce) {
-  Run([](SharedGroup& group) {
+  Run([](Group& group) {
     for (const size_t bytes : {0, 1, 1000, 1024, 1025, 100000}) {
       std::vector<std::vector<unsigned char>> sent;
       std::vector<Guarded> received;
@@ -48,7 +48,7 @@ TEST_P(Exchange, EveryoneWithEveryoneAtOnce) {
 }
 
 TEST_P(Exchange, RoundTheRingBetweenCollectives) {
-  Run([](SharedGroup& group) {
+  Run([](Group& group) {
     if (group.size() == 1) return;
     const int next = (group.rank() + 1) % group.size();
     const int last = (group.rank() + group.size() - 1) % group.size();
@@ -68,7 +68,7 @@ TEST_P(Exchange, RoundTheRingBetweenCollectives) {
 
 // A message that fits into the slots needs no receiver.
 TEST_P(Exchange, AShortMessageIsSentBeforeItIsReceived) {
-  Run([](SharedGroup& group) {
+  Run([](Group& group) {
     if (group.size() == 1) return;
     const int peer = group.rank() ^ 1;
     if (peer >= group.size()) return;

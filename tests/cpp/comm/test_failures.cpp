@@ -9,7 +9,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-void AllReduce(SharedGroup& group, size_t count, Milliseconds timeout = kPatience) {
+void AllReduce(Group& group, size_t count, Milliseconds timeout = kPatience) {
   std::vector<float> values(count, 1.0f);
   group.AllReduce(values.data(), values.data(), count, DataType::kFloat32, ReduceOp::kSum, timeout);
 }
@@ -28,7 +28,7 @@ void ExpectError(const Call& call, const std::vector<std::string>& words) {
 }
 
 TEST(Failures, ARankThatIsKilledIsNamedByTheOthers) {
-  Processes processes(3, kSmallSlot, [](SharedGroup& group) {
+  Processes processes(3, kSmallSlot, [](Group& group) {
     if (group.rank() == 1) {
       AllReduce(group, 100);
       pause();
@@ -47,7 +47,7 @@ TEST(Failures, ARankThatIsKilledIsNamedByTheOthers) {
 }
 
 TEST(Failures, ARankThatIsKilledWhileItWorks) {
-  Processes processes(2, kSmallSlot, [](SharedGroup& group) {
+  Processes processes(2, kSmallSlot, [](Group& group) {
     const auto work = [&] {
       for (;;) AllReduce(group, 10000);
     };
@@ -60,7 +60,7 @@ TEST(Failures, ARankThatIsKilledWhileItWorks) {
 }
 
 TEST(Failures, AReceiverNamesASenderThatDied) {
-  Processes processes(2, kSmallSlot, [](SharedGroup& group) {
+  Processes processes(2, kSmallSlot, [](Group& group) {
     if (group.rank() == 1) pause();
     unsigned char byte;
     const Transfer receive{Transfer::kReceive, 1, &byte, 1};
@@ -73,7 +73,7 @@ TEST(Failures, AReceiverNamesASenderThatDied) {
 }
 
 TEST(Failures, ARankThatDoesNotComeIsNamedWhenTheTimeIsUp) {
-  RunInThreads(3, kSmallSlot, [](SharedGroup& group) {
+  RunInThreads(3, kSmallSlot, [](Group& group) {
     if (group.rank() == 2) {
       std::this_thread::sleep_for(500ms);
       // Those that gave up have done their part of this one, and say so to whoever comes later.
@@ -104,7 +104,7 @@ TEST(Failures, OneWhoSharesASegmentAlone) {
 }
 
 TEST(Failures, ARankThatHasLeft) {
-  RunInThreads(2, kSmallSlot, [](SharedGroup& group) {
+  RunInThreads(2, kSmallSlot, [](Group& group) {
     AllReduce(group, 10);
     if (group.rank() == 1) return;
     ExpectError([&] { group.Barrier(kPatience); }, {"barrier", "rank 1 has left the group"});
@@ -112,7 +112,7 @@ TEST(Failures, ARankThatHasLeft) {
 }
 
 TEST(Failures, DifferentCollectives) {
-  RunInThreads(2, kSmallSlot, [](SharedGroup& group) {
+  RunInThreads(2, kSmallSlot, [](Group& group) {
     if (group.rank() == 0) {
       ExpectError([&] { AllReduce(group, 10); },
                   {"it is all_reduce of 40 bytes, the sum of float32 here, but barrier on rank 1"});
@@ -123,14 +123,14 @@ TEST(Failures, DifferentCollectives) {
 }
 
 TEST(Failures, DifferentSizes) {
-  RunInThreads(2, kSmallSlot, [](SharedGroup& group) {
+  RunInThreads(2, kSmallSlot, [](Group& group) {
     const size_t count = group.rank() == 0 ? 10 : 10000;
     ExpectError([&] { AllReduce(group, count); }, {"of 40 bytes", "of 40000 bytes"});
   });
 }
 
 TEST(Failures, MessagesOfAnotherSize) {
-  RunInThreads(2, kSmallSlot, [](SharedGroup& group) {
+  RunInThreads(2, kSmallSlot, [](Group& group) {
     unsigned char bytes[8] = {};
     const bool sends = group.rank() == 0;
     const Transfer transfer{sends ? Transfer::kSend : Transfer::kReceive, 1 - group.rank(), bytes,
@@ -145,7 +145,7 @@ TEST(Failures, MessagesOfAnotherSize) {
 }
 
 TEST(Failures, AllToAllThatDoesNotFit) {
-  RunInThreads(2, kSmallSlot, [](SharedGroup& group) {
+  RunInThreads(2, kSmallSlot, [](Group& group) {
     unsigned char bytes[16] = {};
     const size_t expected = group.rank() == 0 ? 4 : 8;
     const ConstBuffer inputs[] = {{bytes, 8}, {bytes, 8}};
@@ -165,7 +165,7 @@ TEST(Failures, AllToAllThatDoesNotFit) {
 }
 
 TEST(Failures, AnAbortEndsAWait) {
-  RunInThreads(2, kSmallSlot, [](SharedGroup& group) {
+  RunInThreads(2, kSmallSlot, [](Group& group) {
     if (group.rank() == 1) {
       ExpectError(
           [&] {
@@ -188,7 +188,7 @@ TEST(Failures, AnAbortEndsAWait) {
 }
 
 TEST(Failures, AnAverageOfBoolIsRefused) {
-  RunInThreads(2, kSmallSlot, [](SharedGroup& group) {
+  RunInThreads(2, kSmallSlot, [](Group& group) {
     bool value = true;
     ExpectError(
         [&] { group.AllReduce(&value, &value, 1, DataType::kBool, ReduceOp::kAverage, kPatience); },
