@@ -66,8 +66,10 @@ def expect(actual: Tensor, expected: Tensor) -> None:
     actual = actual.cpu()
     assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)
     assert actual.shape == expected.shape, (actual.shape, expected.shape)
-    bits = [t.contiguous().view(-1).view(torch.uint8) for t in (actual, expected)]
-    assert torch.equal(*bits), (actual, expected)
+    bits = [torch.empty(t.numel(), dtype=t.dtype) for t in (actual, expected)]
+    for plain, tensor in zip(bits, (actual, expected), strict=True):
+        plain.copy_(tensor.reshape(-1))
+    assert torch.equal(bits[0].view(torch.uint8), bits[1].view(torch.uint8)), (actual, expected)
 
 
 def reduced(tensors: list[Tensor], op: ReduceOp.RedOpType = ReduceOp.SUM) -> Tensor:
