@@ -23,7 +23,7 @@ constexpr size_t kGrainBytes = 32 << 10;
 constexpr size_t kStreamedBytes = 4 << 20;
 
 // Lines of the board are in the cache of whoever read them last. To write them through one's own
-// cache takes each of them over from there, one after the other where the two cores share no cache:
+// cache takes each of them over from there, one after the other where the two cores lie far apart:
 // 3.6 us for 8 KiB on a Zen 4, 0.6 us past the caches. The reader then finds them in memory, which
 // does not matter as long as there are few. A large message does better in a shared cache.
 constexpr size_t kLeastPosted = 2 << 10;

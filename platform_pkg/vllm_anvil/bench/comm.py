@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -62,12 +63,10 @@ class Measured:
 
 def parse_size(text: str) -> int:
     """ "64KiB" or "4096" to bytes. Raises ValueError."""
-    units = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
-    number = text.strip().rstrip("BKMGibkmg")
-    unit = text.strip()[len(number) :].upper()
-    if not number.isdigit() or unit not in units or int(number) < 1:
+    match = re.fullmatch(r"([0-9]+)\s*(|B|KiB|MiB|GiB)", text.strip(), re.IGNORECASE)
+    if match is None or int(match[1]) < 1:
         raise ValueError(f"--size {text}: give bytes, or a number with KiB or MiB, such as 64KiB")
-    return int(number) * units[unit]
+    return int(match[1]) << {"": 0, "b": 0, "kib": 10, "mib": 20, "gib": 30}[match[2].lower()]
 
 
 def measure(

@@ -143,7 +143,7 @@ class RanksTest : public testing::TestWithParam<Setting> {
 inline const auto kSettings = testing::Values(
     Setting{Ranks::kThreads, 1}, Setting{Ranks::kThreads, 2}, Setting{Ranks::kThreads, 3},
     Setting{Ranks::kThreads, 4}, Setting{Ranks::kProcesses, 2}, Setting{Ranks::kProcesses, 3},
-    Setting{Ranks::kProcesses, 4});
+    Setting{Ranks::kProcesses, 4}, Setting{Ranks::kMessages, 1}, Setting{Ranks::kMessages, 3});
 
 // The bytes of `rank`, different for each and each `salt`.
 inline std::vector<unsigned char> BytesOf(int rank, size_t bytes, unsigned salt = 0) {
