@@ -24,8 +24,8 @@ void add_distributed(py::module_& m) {
                            [](ProcessGroup& group, const c10::intrusive_ptr<c10d::Backend>& gloo) {
                              group.use_gloo(gloo);
                            }))
-      .def("start_coalescing", torch::wrap_pybind_function_no_gil(
-                                   [](ProcessGroup& group) { group.startCoalescing(); }))
+      .def("start_coalescing",
+           torch::wrap_pybind_function_no_gil([](ProcessGroup& group) { group.startCoalescing(); }))
       .def("end_coalescing", torch::wrap_pybind_function_no_gil(
                                  [](ProcessGroup& group) { return group.endCoalescing(); }))
       .def("all_reduce_into",

@@ -14,6 +14,8 @@ class Copier {
   explicit Copier(int device) : device_(device) {}
 
   void Copy(void* to, const void* from, size_t bytes) const;
+  // Whether a message of `total` bytes goes onto the board past the caches.
+  static bool IsPosted(size_t total);
   // Onto the board, for a part of a message of `total` bytes.
   void CopyIn(void* to, const void* from, size_t bytes, size_t total) const;
   // For a part of a result of `total` bytes: one that is too large to stay in the cache goes to

@@ -117,8 +117,8 @@ uint64_t SharedGroup::PublishInputs(const Call& call, const Reduction& reduction
   for (int to = 0; to < size(); ++to) {
     if (is_me(to)) continue;
     const Reduction::Share share = reduction.ShareOf(size(), chunk, to);
-    copier_.Copy(slot + PartOffset(rank(), to), reduction.input + share.offset,
-                 share.count * reduction.size());
+    copier_.CopyIn(slot + PartOffset(rank(), to), reduction.input + share.offset,
+                   share.count * reduction.size(), reduction.count * reduction.size());
   }
   return board_.Publish();
 }
@@ -131,14 +131,17 @@ uint64_t SharedGroup::ReduceShare(const Call& call, const Reduction& reduction, 
     parts[from] = is_me(from) ? reduction.input + share.offset
                               : board_.Read(call, from, step) + PartOffset(from, rank());
   }
+  const size_t bytes = share.count * reduction.size(), total = reduction.count * reduction.size();
   std::byte* const slot = board_.Open(call);
-  copier_.Reduce(reduction.function, reduction.type, slot, parts, size(), share.count);
+  std::byte* const result = reduction.output + share.offset;
+  // What is to go past the cache is reduced in the cache first.
+  const bool posted = reduction.wanted && Copier::IsPosted(total);
+  copier_.Reduce(reduction.function, reduction.type, posted ? result : slot, parts, size(),
+                 share.count);
   board_.Finish(step);
+  if (posted) copier_.CopyIn(slot, result, bytes, total);
   const uint64_t made = board_.Publish();
-  if (reduction.wanted) {
-    copier_.CopyOut(reduction.output + share.offset, slot, share.count * reduction.size(),
-                    reduction.count * reduction.size());
-  }
+  if (reduction.wanted && !posted) copier_.CopyOut(result, slot, bytes, total);
   return made;
 }
 
