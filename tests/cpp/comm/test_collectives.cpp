@@ -61,25 +61,27 @@ TEST_P(Collectives, AllReduceAndReduce) {
   });
 }
 
+void CheckAllGather(Group& group, size_t bytes, bool even) {
+  const auto size_of = [&](int rank) {
+    return even ? bytes : bytes * static_cast<size_t>(rank) / 2;
+  };
+  const auto input = BytesOf(group.rank(), size_of(group.rank()));
+  std::vector<Guarded> results;
+  std::vector<Buffer> outputs;
+  for (int rank = 0; rank < group.size(); ++rank) results.emplace_back(size_of(rank));
+  for (Guarded& result : results) outputs.push_back(result.buffer());
+  group.AllGather({input.data(), input.size()}, outputs, kPatience);
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const Guarded& result = results[static_cast<size_t>(rank)];
+    ASSERT_EQ(result.values(), BytesOf(rank, size_of(rank)));
+    EXPECT_TRUE(result.IsIntact());
+  }
+}
+
 TEST_P(Collectives, AllGather) {
   Run([](Group& group) {
     for (const size_t bytes : kSizes) {
-      for (const bool even : {true, false}) {
-        const auto size_of = [&](int rank) {
-          return even ? bytes : bytes * static_cast<size_t>(rank) / 2;
-        };
-        const auto input = BytesOf(group.rank(), size_of(group.rank()));
-        std::vector<Guarded> results;
-        std::vector<Buffer> outputs;
-        for (int rank = 0; rank < group.size(); ++rank) results.emplace_back(size_of(rank));
-        for (Guarded& result : results) outputs.push_back(result.buffer());
-        group.AllGather({input.data(), input.size()}, outputs, kPatience);
-        for (int rank = 0; rank < group.size(); ++rank) {
-          const Guarded& result = results[static_cast<size_t>(rank)];
-          ASSERT_EQ(result.values(), BytesOf(rank, size_of(rank)));
-          EXPECT_TRUE(result.IsIntact());
-        }
-      }
+      for (const bool even : {true, false}) CheckAllGather(group, bytes, even);
     }
   });
 }
@@ -115,69 +117,93 @@ TEST_P(Collectives, ReduceScatter) {
   });
 }
 
+void CheckRooted(Group& group, size_t bytes, int root) {
+  Guarded data(bytes);
+  data.Fill(BytesOf(group.rank(), bytes));
+  group.Broadcast(data.buffer(), root, kPatience);
+  ASSERT_EQ(data.values(), BytesOf(root, bytes));
+  EXPECT_TRUE(data.IsIntact());
+
+  const auto input = BytesOf(group.rank(), bytes, 1);
+  std::vector<Guarded> gathered(static_cast<size_t>(group.size()), Guarded(bytes));
+  std::vector<Buffer> outputs;
+  for (Guarded& each : gathered) outputs.push_back(each.buffer());
+  group.Gather({input.data(), bytes}, outputs, root, kPatience);
+  for (int rank = 0; rank < group.size() && group.rank() == root; ++rank) {
+    ASSERT_EQ(gathered[static_cast<size_t>(rank)].values(), BytesOf(rank, bytes, 1));
+    EXPECT_TRUE(gathered[static_cast<size_t>(rank)].IsIntact());
+  }
+
+  std::vector<std::vector<unsigned char>> parts;
+  std::vector<ConstBuffer> inputs;
+  for (int rank = 0; rank < group.size(); ++rank)
+    parts.push_back(BytesOf(root, bytes, 2u + static_cast<unsigned>(rank)));
+  for (const auto& part : parts) inputs.push_back({part.data(), bytes});
+  Guarded scattered(bytes);
+  group.Scatter(inputs, scattered.buffer(), root, kPatience);
+  ASSERT_EQ(scattered.values(), BytesOf(root, bytes, 2u + static_cast<unsigned>(group.rank())));
+  EXPECT_TRUE(scattered.IsIntact());
+}
+
 TEST_P(Collectives, BroadcastGatherAndScatter) {
   Run([](Group& group) {
     for (const size_t bytes : kSizes) {
-      for (int root = 0; root < group.size(); ++root) {
-        Guarded data(bytes);
-        data.Fill(BytesOf(group.rank(), bytes));
-        group.Broadcast(data.buffer(), root, kPatience);
-        ASSERT_EQ(data.values(), BytesOf(root, bytes));
-        EXPECT_TRUE(data.IsIntact());
-
-        const auto input = BytesOf(group.rank(), bytes, 1);
-        std::vector<Guarded> gathered(static_cast<size_t>(group.size()), Guarded(bytes));
-        std::vector<Buffer> outputs;
-        for (Guarded& each : gathered) outputs.push_back(each.buffer());
-        group.Gather({input.data(), bytes}, outputs, root, kPatience);
-        for (int rank = 0; rank < group.size() && group.rank() == root; ++rank) {
-          ASSERT_EQ(gathered[static_cast<size_t>(rank)].values(), BytesOf(rank, bytes, 1));
-          EXPECT_TRUE(gathered[static_cast<size_t>(rank)].IsIntact());
-        }
-
-        std::vector<std::vector<unsigned char>> parts;
-        std::vector<ConstBuffer> inputs;
-        for (int rank = 0; rank < group.size(); ++rank)
-          parts.push_back(BytesOf(root, bytes, 2u + static_cast<unsigned>(rank)));
-        for (const auto& part : parts) inputs.push_back({part.data(), bytes});
-        Guarded scattered(bytes);
-        group.Scatter(inputs, scattered.buffer(), root, kPatience);
-        ASSERT_EQ(scattered.values(),
-                  BytesOf(root, bytes, 2u + static_cast<unsigned>(group.rank())));
-        EXPECT_TRUE(scattered.IsIntact());
-      }
+      for (int root = 0; root < group.size(); ++root) CheckRooted(group, bytes, root);
     }
   });
+}
+
+void CheckAllToAll(Group& group, size_t bytes, bool even) {
+  const auto size_of = [&](int from, int to) {
+    return even ? bytes : bytes * static_cast<size_t>((from + 2 * to) % 3) / 2;
+  };
+  std::vector<std::vector<unsigned char>> parts;
+  std::vector<Guarded> results;
+  std::vector<ConstBuffer> inputs;
+  std::vector<Buffer> outputs;
+  for (int other = 0; other < group.size(); ++other) {
+    parts.push_back(
+        BytesOf(group.rank(), size_of(group.rank(), other), static_cast<unsigned>(other)));
+    results.emplace_back(size_of(other, group.rank()));
+  }
+  for (const auto& part : parts) inputs.push_back({part.data(), part.size()});
+  for (Guarded& result : results) outputs.push_back(result.buffer());
+  group.AllToAll(inputs, outputs, kPatience);
+  for (int other = 0; other < group.size(); ++other) {
+    const Guarded& result = results[static_cast<size_t>(other)];
+    ASSERT_EQ(result.values(),
+              BytesOf(other, size_of(other, group.rank()), static_cast<unsigned>(group.rank())));
+    EXPECT_TRUE(result.IsIntact());
+  }
 }
 
 TEST_P(Collectives, AllToAll) {
   Run([](Group& group) {
     for (const size_t bytes : kSizes) {
-      for (const bool even : {true, false}) {
-        const auto size_of = [&](int from, int to) {
-          return even ? bytes : bytes * static_cast<size_t>((from + 2 * to) % 3) / 2;
-        };
-        std::vector<std::vector<unsigned char>> parts;
-        std::vector<Guarded> results;
-        std::vector<ConstBuffer> inputs;
-        std::vector<Buffer> outputs;
-        for (int other = 0; other < group.size(); ++other) {
-          parts.push_back(
-              BytesOf(group.rank(), size_of(group.rank(), other), static_cast<unsigned>(other)));
-          results.emplace_back(size_of(other, group.rank()));
-        }
-        for (const auto& part : parts) inputs.push_back({part.data(), part.size()});
-        for (Guarded& result : results) outputs.push_back(result.buffer());
-        group.AllToAll(inputs, outputs, kPatience);
-        for (int other = 0; other < group.size(); ++other) {
-          const Guarded& result = results[static_cast<size_t>(other)];
-          ASSERT_EQ(result.values(), BytesOf(other, size_of(other, group.rank()),
-                                             static_cast<unsigned>(group.rank())));
-          EXPECT_TRUE(result.IsIntact());
-        }
-      }
+      for (const bool even : {true, false}) CheckAllToAll(group, bytes, even);
     }
   });
+}
+
+// Past the caches, from and to places that are aligned to nothing.
+TEST_P(Collectives, LargeMessages) {
+  Run(
+      [](Group& group) {
+        for (const size_t bytes : {(size_t{900} << 10) + 3, (size_t{5} << 20) + 13}) {
+          CheckAllGather(group, bytes, true);
+          CheckRooted(group, bytes, group.size() - 1);
+          CheckAllToAll(group, bytes, true);
+          const size_t count = bytes / sizeof(float);
+          const std::vector<float> input = ValuesOf<float>(group.rank(), count);
+          std::vector<float> output(count + 1, 55.0f);
+          group.AllReduce(input.data(), output.data() + 1, count, DataType::kFloat32,
+                          ReduceOp::kSum, kPatience);
+          const std::vector<float> expected = SumInOrder<float>(group.size(), count);
+          ASSERT_EQ(std::memcmp(output.data() + 1, expected.data(), count * sizeof(float)), 0);
+          EXPECT_EQ(output[0], 55.0f);
+        }
+      },
+      SharedGroup::SlotBytes(GetParam().ranks, 1));
 }
 
 TEST_P(Collectives, InLargeSlotsAndOneAfterTheOther) {
