@@ -127,7 +127,7 @@ def run_cpp_tests(sanitizer: str, folder: Path) -> None:
         folder / "reports",
         options(sanitizer, folder / "reports", leaks=True),
         *("ctest", "--test-dir", folder, "--output-on-failure", "--parallel", JOBS),
-        *("--exclude-regex", r"^kernels\.isa_symbols$"),
+        *("--exclude-regex", r"^(kernels|comm)\.isa_symbols$"),
     )
 
 

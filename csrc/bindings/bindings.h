@@ -13,6 +13,7 @@ void def(pybind11::module_& m, const char* name, Function function) {
   m.def(name, torch::wrap_pybind_function(function));
 }
 
+void add_distributed(pybind11::module_& m);
 void add_graphs(pybind11::module_& m);
 void add_sanitizer(pybind11::module_& m);
 void add_trace(pybind11::module_& m);

@@ -133,6 +133,7 @@ PYBIND11_MODULE(_C, m) {
   def(m, "push_memory_tag",
       [](const std::string& tag) { anvil::check(anvilMemPushTag(tag.c_str())); });
   def(m, "pop_memory_tag", [] { anvil::check(anvilMemPopTag()); });
+  anvil::bindings::add_distributed(m);
   anvil::bindings::add_graphs(m);
   anvil::bindings::add_sanitizer(m);
   anvil::bindings::add_trace(m);

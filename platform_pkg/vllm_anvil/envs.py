@@ -341,6 +341,16 @@ _ALL = (
         _op_names,
     ),
     Variable(
+        "ANVIL_COMM",
+        "auto or gloo",
+        "auto",
+        "auto",
+        "What carries collectives between ranks. `auto`: memory that the ranks share; gloo for a "
+        "group of which some rank runs on another host or in another process namespace. `gloo`: "
+        "gloo for every group, for comparison and debugging. Results are the same bits either way.",
+        _choice("auto", "gloo"),
+    ),
+    Variable(
         "ANVIL_LAUNCH_BLOCKING",
         "0 or 1",
         False,

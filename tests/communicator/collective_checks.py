@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of the communicator that every rank of a group runs, as a program of its own.
 
-    collective_checks.py RANK WORLD_SIZE RENDEZVOUS_FILE DEVICE...
+    collective_checks.py RANK WORLD_SIZE RENDEZVOUS_FILE DEVICE[:group]...
 
-prints one JSON object {check: traceback, or "" if it passed} on its last line. Every rank can make
+":group" gives the communicator a device group with the backend "anvil". The last line printed is
+one JSON object {check: traceback, or "" if it passed}. Every rank can make
 every other rank's input, so each computes what it must receive.
 """
 
@@ -29,14 +30,22 @@ SUM_SHAPES = [(3, 5), (1,), (), (0, 4), (257, 311)]
 class Ranks:
     """A group, its communicator, and the inputs of its ranks."""
 
-    def __init__(self, ranks: list[int], device: torch.device) -> None:
+    def __init__(self, ranks: list[int], device: torch.device, with_group: bool) -> None:
         self.cpu_group = dist.new_group(ranks, backend="gloo")
+        device_group = None
+        if with_group:
+            device_group = dist.new_group(ranks, backend="cpu:gloo,anvil:anvil")
+        self.has_device_group = with_group
         self.device = device
         self.is_member = dist.get_rank() in ranks
         if self.is_member:
             self.communicator = AnvilCommunicator(
-                cpu_group=self.cpu_group, device=device, device_group=None, unique_name="tp:0"
+                cpu_group=self.cpu_group,
+                device=device,
+                device_group=device_group,
+                unique_name="tp:0",
             )
+            assert (self.communicator._on_device is not None) == with_group
             self.rank = self.communicator.rank_in_group
             self.size = self.communicator.world_size
             assert [self.rank, self.size] == [ranks.index(dist.get_rank()), len(ranks)]
@@ -246,6 +255,36 @@ def batch_isend_irecv(ranks: Ranks) -> None:
                 expect(incoming, ranks.make(peer, (4, 3), dtype), ranks.device)
 
 
+def in_graphs(ranks: Ranks) -> None:
+    """What a captured step calls, replayed with other values."""
+    if not ranks.has_device_group:
+        return
+    communicator, size = ranks.communicator, ranks.size
+    sizes = uneven(ranks)
+    rows = sum(sizes)
+
+    def step(x: torch.Tensor) -> list[torch.Tensor]:
+        mine = x[: sizes[ranks.rank]] + 1
+        return [
+            communicator.all_reduce(x * 2),
+            communicator.all_gather(x, 1),
+            communicator.all_gatherv(mine, 0, sizes),
+            communicator.reduce_scatter(x.repeat(1, size), 1),
+            communicator.reduce_scatterv(x, 0, sizes),
+            communicator.broadcast(x.clone(), 1),
+        ]
+
+    x = torch.zeros(rows, 6, device=ranks.device)
+    graph = torch.anvil.Graph()
+    with torch.anvil.graph(graph):
+        results = step(x)
+    for round_ in range(3):
+        x.copy_(ranks.make(ranks.rank + 10 * round_, (rows, 6), torch.float32))
+        graph.replay()
+        for result, expected in zip(results, step(x), strict=True):
+            expect(result, expected.cpu(), ranks.device)
+
+
 def wrong_arguments(ranks: Ranks) -> None:
     tensor = torch.zeros(ranks.size + 1, 2, device=ranks.device)
     calls: list[tuple[Callable[[], object], str]] = [
@@ -276,7 +315,7 @@ def through_the_engines_group(ranks: Ranks) -> None:
     group = GroupCoordinator(
         group_ranks=[members],
         local_rank=0,
-        torch_distributed_backend="gloo",
+        torch_distributed_backend="cpu:gloo,anvil:anvil" if ranks.has_device_group else "gloo",
         use_device_communicator=True,
         group_name="tp",
     )
@@ -309,6 +348,7 @@ CHECKS = [
     broadcast,
     send_and_recv,
     batch_isend_irecv,
+    in_graphs,
     wrong_arguments,
     a_destroyed_communicator_leaves_the_group,
     through_the_engines_group,
@@ -322,11 +362,13 @@ def main() -> None:
         "gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=world_size
     )
     groups = {}
-    for device in sys.argv[4:]:
-        groups[f"{device}, all"] = Ranks(list(range(world_size)), torch.device(device))
+    for name in sys.argv[4:]:
+        device, _, group = name.partition(":")
+        arguments = (torch.device(device), group == "group")
+        groups[f"{name}, all"] = Ranks(list(range(world_size)), *arguments)
         if world_size > 2:
             # Places in the group that are not the ranks of the world.
-            groups[f"{device}, part"] = Ranks(list(range(1, world_size)), torch.device(device))
+            groups[f"{name}, part"] = Ranks(list(range(1, world_size)), *arguments)
     results: dict[str, str] = {}
     for name, ranks in groups.items():
         if not ranks.is_member:

@@ -41,8 +41,8 @@ def run_ranks(world_size: int, devices: list[str], rendezvous: Path) -> list[dic
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_collectives(world_size: int, tmp_path: Path, subtests: pytest.Subtests) -> None:
-    # Both devices in one set of processes: starting these is most of the time.
-    reports = run_ranks(world_size, ["cpu", "anvil"], tmp_path / "rendezvous")
+    # All ways in one set of processes: starting these is most of the time.
+    reports = run_ranks(world_size, ["cpu", "anvil", "anvil:group"], tmp_path / "rendezvous")
     assert all(reports)
     for rank, report in enumerate(reports):
         for check, failure in report.items():

@@ -190,14 +190,20 @@ def test_engine_in_its_own_process(
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two devices need two cores")
 def test_one_model_on_two_devices(tiny_model: Path, tmp_path: Path, python: Any) -> None:
-    """Tensor parallel: each rank on a device of its own, and the tokens of one device. In float32,
-    since a sum over two devices rounds differently."""
+    """Tensor parallel: each rank on a device of its own, decode steps from graphs with their
+    collectives, and the tokens of one device. In float32, since a sum over two devices rounds
+    differently."""
     one, _ = generate(python, tmp_path, tiny_model, {"dtype": "float32"})
     options = {"dtype": "float32", "tensor_parallel_size": 2}
     two, said = generate(python, tmp_path, tiny_model, options, ANVIL_DEVICES="2")
     assert two == one
     for device in ("anvil:0", "anvil:1"):
         assert f"AnvilWorker on device={device}" in said
+    assert "Graph capturing finished" in said
+    eager, _ = generate(
+        python, tmp_path, tiny_model, options | {"enforce_eager": True}, ANVIL_DEVICES="2"
+    )
+    assert two == eager
 
 
 def test_served(engines: Mapping[str, Future[Any]], report: dict[str, Any]) -> None:

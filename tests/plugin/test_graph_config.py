@@ -70,3 +70,18 @@ def test_nothing_is_captured(
     compilation = configure(**options).compilation_config
     assert compilation.cudagraph_mode == CUDAGraphMode.NONE
     assert not compilation.cudagraph_capture_sizes
+
+
+def test_steps_of_several_ranks_are_captured() -> None:
+    from types import SimpleNamespace
+
+    from vllm_anvil.plugin import graph_config
+
+    config = SimpleNamespace(
+        use_v2_model_runner=True,
+        parallel_config=SimpleNamespace(data_parallel_size=1, world_size_across_dp=4),
+        model_config=None,
+    )
+    assert graph_config._not_captured(config) is None
+    config.parallel_config.data_parallel_size = 2
+    assert "data-parallel" in str(graph_config._not_captured(config))

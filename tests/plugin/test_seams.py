@@ -302,3 +302,38 @@ def test_attention_steps_is_needed() -> None:
 
     source = inspect.getsource(LlamaAttention.forward)
     assert "self.rotary_emb(positions, q, k)" in source and "self.attn(q, k, v)" in source
+
+
+def test_group_capture_is_needed(python: Any) -> None:
+    from vllm.distributed import parallel_state
+
+    assert "CudaCommunicator, XpuCommunicator" in inspect.getsource(
+        parallel_state.GroupCoordinator.graph_capture
+    )
+    result = python(
+        """
+import torch
+from types import SimpleNamespace
+from vllm.distributed.parallel_state import GroupCoordinator
+from vllm.platforms import current_platform
+from vllm.utils.import_utils import resolve_obj_by_qualname
+from vllm_anvil.plugin.seams import group_capture, torch_cuda_names
+
+torch_cuda_names.apply()
+group_capture.apply()
+group_capture.apply()
+communicator = resolve_obj_by_qualname(current_platform.get_device_communicator_cls())
+group = SimpleNamespace(device_communicator=communicator.__new__(communicator))
+before = torch.anvil.current_stream()
+with GroupCoordinator.graph_capture(group) as context:
+    assert torch.anvil.current_stream() == context.stream != before
+assert torch.anvil.current_stream() == before
+# Others go the engine's way, which knows none of them.
+try:
+    with GroupCoordinator.graph_capture(SimpleNamespace(device_communicator=object())):
+        raise SystemExit("captured")
+except AssertionError:
+    pass
+"""
+    )
+    assert result.returncode == 0, result.stderr

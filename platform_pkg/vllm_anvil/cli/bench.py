@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from vllm_anvil.cli import bench_attention, bench_e2e
+from vllm_anvil.cli import bench_attention, bench_comm, bench_e2e
 
 app = typer.Typer(
     name="bench",
-    help="Time ops, attention and the whole engine, beside what else can do the same.",
+    help="Time ops, attention, collectives and the whole engine, beside what else can do the same.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -19,7 +19,7 @@ app = typer.Typer(
 
 @app.callback()
 def bench() -> None:
-    """Time ops, attention and the whole engine, beside what else can do the same."""
+    """Time ops, attention, collectives and the whole engine, beside what else can do the same."""
 
 
 @app.command()
@@ -49,3 +49,4 @@ def ops(
 
 app.command()(bench_attention.attention)
 app.command()(bench_e2e.e2e)
+app.command()(bench_comm.comm)

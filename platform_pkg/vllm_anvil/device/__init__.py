@@ -22,7 +22,7 @@ _C = load_extension()
 
 from torch import OutOfMemoryError  # noqa: E402
 
-from vllm_anvil.device import dlpack, sanitizer  # noqa: E402
+from vllm_anvil.device import distributed, dlpack, sanitizer  # noqa: E402
 from vllm_anvil.device.devices import (  # noqa: E402
     DeviceProperties,
     current_device,
@@ -169,6 +169,7 @@ def _register() -> None:
     torch._register_device_module("anvil", sys.modules[__name__])
     # Tensor.anvil(), Tensor.is_anvil, Module.anvil(), storage.anvil() and their kin.
     torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
+    distributed.register()
     dlpack.install()
     sanitizer.name_call_sites()
 

@@ -47,7 +47,7 @@ class AnvilPlatform(Platform):
     device_name = "anvil"
     device_type = "anvil"
     dispatch_key = "PrivateUse1"
-    dist_backend = "gloo"
+    dist_backend = "cpu:gloo,anvil:anvil"
     device_control_env_var = "ANVIL_VISIBLE_DEVICES"
     # Inductor knows no code generator for the device.
     simple_compile_backend = "eager"

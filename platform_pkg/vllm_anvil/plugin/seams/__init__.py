@@ -25,6 +25,7 @@ WORKER = (
     "torch_threads",
     "torch_cuda_names",
     "pinned_views",
+    "group_capture",
     "kernel_warmup",
     "grammar_bitmask",
     "unquantized_gemm",

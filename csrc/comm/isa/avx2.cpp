@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: Apache-2.0
+#define ANVIL_COMM_ISA avx2
+#include "reduce-inl.h"
