@@ -36,9 +36,12 @@ def test_where_a_decode_step_goes(tiny_llama: Path, tmp_path: Path) -> None:
     assert 0 < found["busy"] <= found["seconds"]
     assert sum(op["seconds"] for op in found["ops"]) == pytest.approx(found["busy"])
     ops = {op["name"]: op for op in found["ops"]}
-    # Two layers a step, by whatever the model's attention is called there.
+    # Two layers a step, by whatever the model's attention is called there. The device is a step
+    # behind the host that the steps are counted by, and may be within one at either end.
     attention = [op for name, op in ops.items() if "attention" in name]
-    assert sum(op["calls"] for op in attention) % (2 * found["steps"]) == 0 and attention
+    calls, steps = sum(op["calls"] for op in attention), found["steps"]
+    each = round(calls / (2 * steps))
+    assert each >= 1 and abs(calls / (2 * each) - steps) <= 1
     assert {op["kind"] for op in found["ops"]} >= {"native", "Triton"}
     phases = {phase["name"]: phase for phase in found["phases"]}
     assert phases.keys() >= {
