@@ -119,3 +119,15 @@ def test_a_private_shm_is_no_hindrance(tmp_path: Path) -> None:
     for report in reports:
         assert report["reason"] == ""
         assert report["sums"] == [3.0, 3.0 * 99_999, 3.0]
+
+
+def test_a_group_of_two_backends_ends_without_a_word() -> None:
+    program = """
+import torch.distributed as dist
+import vllm_anvil.device
+dist.init_process_group("cpu:gloo,anvil:anvil", rank=0, world_size=1, store=dist.HashStore())
+dist.new_group([0], backend="cpu:gloo,anvil:anvil")
+dist.destroy_process_group()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr

@@ -26,8 +26,13 @@ NAME = "anvil"
 
 def register() -> None:
     """Makes the backend known to torch.distributed, as the one for anvil tensors."""
-    if dist.is_available():
-        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["anvil"])
+    if not dist.is_available():
+        return
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["anvil"])
+    # For a group of several backends torch looks for the first plugin among their names, and keeps
+    # plugins by their names in capitals: it finds none, and warns when the group ends.
+    plugins = dist.Backend._plugins
+    dist.Backend._plugins = {NAME: plugins[NAME.upper()], **plugins}
 
 
 def _create(options: Any, _backend_options: Any) -> Any:
