@@ -3,30 +3,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from . import ranks
 
 HERE = Path(__file__).parent
 CHECKS = HERE / "process_group_checks.py"
 FAILURES = HERE / "process_group_failures.py"
-
-
-def load_ranks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("communicator_ranks", HERE / "ranks.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-ranks = load_ranks()
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
