@@ -54,6 +54,14 @@ const void* host_address(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()->data();
 }
 
+// Like a launch on a device, one on the host comes behind what its stream was given before: events
+// around it then take its time, as Triton's benchmarks do.
+void wait_for_current_stream() {
+  if (anvilIsInUse() == 0 || anvilIsForkedChild() != 0) return;
+  anvilStream_t stream = current_stream_handle(current_device());
+  if (anvilStreamIsCapturing(stream) == 0) synchronize(stream);
+}
+
 }  // namespace
 
 void KernelCall::add_tensor(const at::Tensor& tensor, const char* name, unsigned flags) {
@@ -101,6 +109,7 @@ void KernelCall::meet(c10::DeviceIndex device, const char* name) {
 void KernelCall::launch(const triton::Grid& grid) {
   if (grid.programs() == 0) return;
   if (device_ != -1) return queue(grid);
+  wait_for_current_stream();
   try {
     run(*kernel_, slots_.data(), grid, pytorch_threads());
   } catch (const std::runtime_error& error) {

@@ -36,9 +36,9 @@ class KernelCall {
   }
 
   // Runs the grid: as a command of the current stream of the anvil device on which the arguments
-  // live or, where none does, at once on the calling thread and PyTorch's. Pageable memory beside
-  // memory of a device makes the caller wait, so that it may use it again at once. The calling
-  // thread must not hold Python's lock.
+  // live or, where none does, behind what the current stream was given before, on the calling
+  // thread and PyTorch's. Pageable memory beside memory of a device makes the caller wait, so that
+  // it may use it again at once. The calling thread must not hold Python's lock.
   void launch(const triton::Grid& grid);
 
  private:
