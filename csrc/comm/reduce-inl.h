@@ -36,11 +36,13 @@ inline float FloatOf(uint32_t bits) {
 }
 
 inline float Widen(Bfloat16 value) { return FloatOf(static_cast<uint32_t>(value.bits) << 16); }
-inline Bfloat16 NarrowBfloat16(float value) {
+// The upper half of the result is `value` as a bfloat16.
+inline uint32_t RoundToBfloat16(float value) {
   const uint32_t bits = BitsOf(value);
-  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const bool nan = (bits & 0x7fffffff) > 0x7f800000;
-  return {static_cast<uint16_t>(nan ? (bits >> 16) | 0x40 : rounded)};
+  return value != value ? bits | 0x400000 : bits + 0x7fff + ((bits >> 16) & 1);
+}
+inline Bfloat16 NarrowBfloat16(float value) {
+  return {static_cast<uint16_t>(RoundToBfloat16(value) >> 16)};
 }
 
 inline float Widen(Float16 value) {
@@ -90,12 +92,25 @@ inline void Narrow(T* out, T value) {
 inline void Narrow(Bfloat16* out, float value) { *out = NarrowBfloat16(value); }
 inline void Narrow(Float16* out, float value) { *out = NarrowFloat16(value); }
 
+#if defined(__AVX512F__)
+// GCC 12 takes the forms without a mask for a use of what is not initialised.
+constexpr __mmask16 kAll = 0xffff;
+#endif
+
 // A block in the type that it is reduced in, and back. Conversions of float16 have instructions of
 // their own, which the compiler does not find by itself; all else it makes of the plain loops.
 template <typename W, typename T>
 inline void WidenBlock(W* wide, const T* values, size_t count) {
   size_t i = 0;
-#if defined(__F16C__)
+#if defined(__AVX512F__)
+  if constexpr (__is_same(T, Float16)) {
+    for (; i + 16 <= count; i += 16) {
+      _mm512_storeu_ps(wide + i,
+                       _mm512_maskz_cvtph_ps(
+                           kAll, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + i))));
+    }
+  }
+#elif defined(__F16C__)
   if constexpr (__is_same(T, Float16)) {
     for (; i + 8 <= count; i += 8) {
       _mm256_storeu_ps(
@@ -108,7 +123,15 @@ inline void WidenBlock(W* wide, const T* values, size_t count) {
 template <typename T, typename W>
 inline void NarrowBlock(T* values, const W* wide, size_t count) {
   size_t i = 0;
-#if defined(__F16C__)
+#if defined(__AVX512F__)
+  if constexpr (__is_same(T, Float16)) {
+    for (; i + 16 <= count; i += 16) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(values + i),
+                          _mm512_maskz_cvtps_ph(kAll, _mm512_loadu_ps(wide + i),
+                                                _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    }
+  }
+#elif defined(__F16C__)
   if constexpr (__is_same(T, Float16)) {
     for (; i + 8 <= count; i += 8) {
       _mm_storeu_si128(reinterpret_cast<__m128i*>(values + i),
@@ -165,43 +188,94 @@ inline T Combine(T a, T b) {
   }
 }
 
-// out[i] = a[i] op b[i]; `out` may be either of them.
+template <ReduceOp op, typename W>
+inline W Finished(W total, int ranks) {
+  return op == ReduceOp::kAverage ? static_cast<W>(total / static_cast<W>(ranks)) : total;
+}
+
+// total[i] = total[i] op values[i]
 template <ReduceOp op, typename W, typename T>
-inline void CombineBlocks(W* out, const W* a, const T* b, size_t count) {
+inline void CombineBlock(W* total, const T* values, size_t count) {
   if constexpr (__is_same(T, Float16)) {
     alignas(64) W wide[kBlock];
-    WidenBlock(wide, b, count);
-    CombineBlocks<op>(out, a, wide, count);
+    WidenBlock(wide, values, count);
+    CombineBlock<op>(total, wide, count);
   } else {
+    for (size_t i = 0; i < count; ++i) total[i] = Combine<op>(total[i], Widen(values[i]));
+  }
+}
+
+// Any number of ranks: input by input, with the totals of a block in the cache.
+template <typename T, ReduceOp op>
+void ReduceByBlocks(T* out, const void* const* inputs, int ranks, size_t count) {
+  using W = typename Wide<T>::Type;
+  alignas(64) W total[kBlock];
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    const size_t size = count - begin < kBlock ? count - begin : kBlock;
+    const auto input = [&](int rank) { return static_cast<const T*>(inputs[rank]) + begin; };
+    WidenBlock(total, input(0), size);
+    for (int rank = 1; rank < ranks; ++rank) CombineBlock<op>(total, input(rank), size);
+    for (size_t i = 0; i < size; ++i) total[i] = Finished<op>(total[i], ranks);
+    NarrowBlock(out + begin, total, size);
+  }
+}
+
+// Few ranks, whose inputs are as many streams: totals stay in registers. An input that is the
+// output as well is read first.
+template <ReduceOp op, int ranks, typename T>
+void ReduceInStep(T* out, const void* const* inputs, size_t count) {
+  const T* from[ranks];
+  for (int rank = 0; rank < ranks; ++rank) from[rank] = static_cast<const T*>(inputs[rank]);
 #pragma GCC ivdep
-    for (size_t i = 0; i < count; ++i) out[i] = Combine<op>(a[i], Widen(b[i]));
+  for (size_t i = 0; i < count; ++i) {
+    auto total = Widen(from[0][i]);
+    for (int rank = 1; rank < ranks; ++rank) total = Combine<op>(total, Widen(from[rank][i]));
+    Narrow(&out[i], Finished<op>(total, ranks));
+  }
+}
+
+// Two bfloat16 are the halves of a lane, so that none has to be moved.
+template <ReduceOp op, int ranks>
+void ReduceInStep(Bfloat16* out, const void* const* inputs, size_t count) {
+  const Bfloat16* from[ranks];
+  for (int rank = 0; rank < ranks; ++rank) from[rank] = static_cast<const Bfloat16*>(inputs[rank]);
+  constexpr uint32_t kUpper = 0xffff0000;
+  const size_t pairs = count / 2;
+#pragma GCC ivdep
+  for (size_t i = 0; i < pairs; ++i) {
+    uint32_t pair;
+    memcpy(&pair, from[0] + 2 * i, sizeof(pair));
+    float lower = FloatOf(pair << 16), upper = FloatOf(pair & kUpper);
+    for (int rank = 1; rank < ranks; ++rank) {
+      memcpy(&pair, from[rank] + 2 * i, sizeof(pair));
+      lower = Combine<op>(lower, FloatOf(pair << 16));
+      upper = Combine<op>(upper, FloatOf(pair & kUpper));
+    }
+    pair = RoundToBfloat16(Finished<op>(lower, ranks)) >> 16 |
+           (RoundToBfloat16(Finished<op>(upper, ranks)) & kUpper);
+    memcpy(out + 2 * i, &pair, sizeof(pair));
+  }
+  if (2 * pairs < count) {
+    const void* last[ranks];
+    for (int rank = 0; rank < ranks; ++rank) last[rank] = from[rank] + 2 * pairs;
+    ReduceByBlocks<Bfloat16, op>(out + 2 * pairs, last, ranks, 1);
   }
 }
 
 template <typename T, ReduceOp op>
 void Reduce(void* out, const void* const* inputs, int ranks, size_t count) {
-  using W = typename Wide<T>::Type;
-  constexpr bool kPlain = __is_same(W, T);
-  alignas(64) W block[kBlock];
-  for (size_t begin = 0; begin < count; begin += kBlock) {
-    const size_t size = count - begin < kBlock ? count - begin : kBlock;
-    const auto input = [&](int rank) { return static_cast<const T*>(inputs[rank]) + begin; };
-    T* const result = static_cast<T*>(out) + begin;
-    W* total = block;
-    int next = 1;
-    if constexpr (kPlain) {
-      // Of two ranks nothing has to be kept: an input that is the output as well is read first.
-      if (ranks == 2) total = result;
-      if (ranks >= 2) CombineBlocks<op>(total, input(0), input(1), size), next = 2;
+  T* const result = static_cast<T*>(out);
+  if constexpr (!__is_same(T, Float16)) {
+    switch (ranks) {
+      case 2:
+        return ReduceInStep<op, 2>(result, inputs, count);
+      case 3:
+        return ReduceInStep<op, 3>(result, inputs, count);
+      case 4:
+        return ReduceInStep<op, 4>(result, inputs, count);
     }
-    if (next == 1) WidenBlock(total, input(0), size);
-    for (; next < ranks; ++next) CombineBlocks<op>(total, total, input(next), size);
-    if constexpr (op == ReduceOp::kAverage) {
-      const W divisor = static_cast<W>(ranks);
-      for (size_t i = 0; i < size; ++i) total[i] = static_cast<W>(total[i] / divisor);
-    }
-    if (static_cast<const void*>(total) != result) NarrowBlock(result, total, size);
   }
+  ReduceByBlocks<T, op>(result, inputs, ranks, count);
 }
 
 }  // namespace
