@@ -220,6 +220,18 @@ def test_kernel_warmup_is_needed() -> None:
     assert "from vllm.models.minimax_m3.nvidia" in source
 
 
+def test_memory_snapshots_is_needed() -> None:
+    """What the seam does: tests/plugin/test_memory_snapshots.py."""
+    from vllm.utils import mem_utils
+    from vllm.v1.worker import gpu_worker
+
+    source = inspect.getsource(gpu_worker.Worker.determine_available_memory)
+    assert "memory_profiling(" in source
+    assert "assert init_free_memory >= free_gpu_memory" in source
+    measured = inspect.getsource(mem_utils.memory_profiling)
+    assert "before_create.free_memory - result.after_profile.free_memory" in measured
+
+
 def test_grammar_bitmask_is_needed() -> None:
     """xgrammar itself cannot mask logits on the device; through the seam a batch of plain and
     structured requests, in another order than the grammars', is masked as it should be."""

@@ -27,6 +27,7 @@ WORKER = (
     "pinned_views",
     "group_capture",
     "kernel_warmup",
+    "memory_snapshots",
     "grammar_bitmask",
     "unquantized_gemm",
 )
