@@ -72,6 +72,7 @@ Result<Configuration> ReadConfiguration(const Environment& environment) {
   }
 
   const std::pair<const char*, bool*> switches[] = {
+      {"ANVIL_SHARE_CORES", &configuration.request.share_cores},
       {"ANVIL_LAUNCH_BLOCKING", &configuration.launch_blocking},
       {"ANVIL_SANITIZE", &configuration.sanitize},
       {"ANVIL_DEBUG_POISON", &configuration.poison}};

@@ -76,6 +76,15 @@ std::vector<std::vector<int>> SplitNodes(const CoresByNode& cores, int count) {
   return devices;
 }
 
+// A core for each of more devices than there are cores.
+std::vector<std::vector<int>> ShareCores(const CoresByNode& cores, size_t usable, size_t count) {
+  std::vector<int> ids;
+  for (const auto& [node, of_node] : cores) ids.insert(ids.end(), of_node.begin(), of_node.end());
+  std::vector<std::vector<int>> devices;
+  for (size_t device = 0; device < count; ++device) devices.push_back({ids[device % usable]});
+  return devices;
+}
+
 // Takes cores from the devices that have most until the quota holds.
 void TrimToQuota(std::vector<std::vector<int>>& devices, size_t quota) {
   size_t total = 0;
@@ -165,7 +174,7 @@ std::string TooManyDevices(const Host& host, const PlanRequest& request, size_t 
     words += quota;
   }
   return words + ". Set ANVIL_DEVICES to at most " + std::to_string(usable) +
-         ", or give the process more CPUs.";
+         ", give the process more CPUs, or let devices share cores with ANVIL_SHARE_CORES=1.";
 }
 
 }  // namespace
@@ -189,10 +198,15 @@ Result<std::vector<DevicePlan>> PlanDevices(const Host& host, const PlanRequest&
     usable = std::min(usable, static_cast<size_t>(std::max(1.0, std::floor(*host.cpu_quota))));
   }
   const size_t count = static_cast<size_t>(request.device_count);
-  if (count > usable) return Plans::Error(TooManyDevices(host, request, physical, usable));
-
-  std::vector<std::vector<int>> core_sets = SplitNodes(cores, request.device_count);
-  TrimToQuota(core_sets, usable);
+  std::vector<std::vector<int>> core_sets;
+  if (count <= usable) {
+    core_sets = SplitNodes(cores, request.device_count);
+    TrimToQuota(core_sets, usable);
+  } else if (request.share_cores) {
+    core_sets = ShareCores(cores, usable, count);
+  } else {
+    return Plans::Error(TooManyDevices(host, request, physical, usable));
+  }
   std::vector<std::set<int>> nodes_of;
   for (const auto& device : core_sets) nodes_of.push_back(NodesOf(cores, device));
 

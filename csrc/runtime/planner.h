@@ -17,6 +17,7 @@ struct PlanRequest {
   int device_count = 1;                   // ANVIL_DEVICES
   std::optional<uint64_t> device_memory;  // ANVIL_DEVICE_MEMORY, bytes for each device
   std::vector<int> visible;               // ANVIL_VISIBLE_DEVICES, in order; empty: all
+  bool share_cores = false;               // ANVIL_SHARE_CORES
 };
 
 struct DevicePlan {
@@ -31,6 +32,7 @@ struct DevicePlan {
 //     bounds their number (rounded down, at least one).
 //   * With at least as many devices as NUMA nodes, no device straddles nodes, and a node's cores
 //     are split evenly among its devices. With fewer, each device gets whole neighbouring nodes.
+//   * More devices than cores only with share_cores: each has one core then, in turn.
 //   * Memory, unless asked for: an even share of what the process can have now (host, cgroup and
 //     NUMA nodes, less headroom), at most the device's share of its own nodes.
 // The error names the variable that cannot be met, the figures, and the remedy.

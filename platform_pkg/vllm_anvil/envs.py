@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     ANVIL_STRICT: bool
     ANVIL_AUTOLOAD: bool
     ANVIL_DEVICES: int
+    ANVIL_SHARE_CORES: bool
     ANVIL_VISIBLE_DEVICES: tuple[int, ...] | None
     ANVIL_DEVICE_MEMORY: int | None
     ANVIL_ISA: str | None
@@ -216,6 +217,15 @@ _ALL = (
         "1",
         "How many devices the host's cores and memory are cut into.",
         _device_count,
+    ),
+    Variable(
+        "ANVIL_SHARE_CORES",
+        "0 or 1",
+        False,
+        "0",
+        "With `1`, `ANVIL_DEVICES` may be more than the host has cores: each device then has one "
+        "core, which it shares with others. For trying out many ranks on a small machine.",
+        _flag,
     ),
     Variable(
         "ANVIL_VISIBLE_DEVICES",

@@ -24,6 +24,7 @@ TEST(Configuration, DefaultsToOneDeviceWithItsShareOfMemory) {
   for (const Variables& variables : {Variables{}, Variables{{"ANVIL_DEVICES", ""},
                                                             {"ANVIL_DEVICE_MEMORY", " "},
                                                             {"ANVIL_VISIBLE_DEVICES", ""},
+                                                            {"ANVIL_SHARE_CORES", ""},
                                                             {"ANVIL_LAUNCH_BLOCKING", ""},
                                                             {"ANVIL_SANITIZE", ""},
                                                             {"ANVIL_DEBUG_POISON", ""},
@@ -33,6 +34,7 @@ TEST(Configuration, DefaultsToOneDeviceWithItsShareOfMemory) {
     EXPECT_EQ(configuration.value.request.device_count, 1);
     EXPECT_FALSE(configuration.value.request.device_memory);
     EXPECT_TRUE(configuration.value.request.visible.empty());
+    EXPECT_FALSE(configuration.value.request.share_cores);
     EXPECT_FALSE(configuration.value.launch_blocking);
     EXPECT_FALSE(configuration.value.sanitize);
     EXPECT_FALSE(configuration.value.poison);
@@ -44,6 +46,7 @@ TEST(Configuration, ReadsEveryVariable) {
   const auto configuration = Read({{"ANVIL_DEVICES", "4"},
                                    {"ANVIL_DEVICE_MEMORY", "1.5GiB"},
                                    {"ANVIL_VISIBLE_DEVICES", "3, 1"},
+                                   {"ANVIL_SHARE_CORES", "1"},
                                    {"ANVIL_LAUNCH_BLOCKING", "1"},
                                    {"ANVIL_SANITIZE", "1"},
                                    {"ANVIL_DEBUG_POISON", "1"},
@@ -52,6 +55,7 @@ TEST(Configuration, ReadsEveryVariable) {
   EXPECT_EQ(configuration.value.request.device_count, 4);
   EXPECT_EQ(configuration.value.request.device_memory, kGiB + kGiB / 2);
   EXPECT_EQ(configuration.value.request.visible, (std::vector<int>{3, 1}));
+  EXPECT_TRUE(configuration.value.request.share_cores);
   EXPECT_TRUE(configuration.value.launch_blocking);
   EXPECT_TRUE(configuration.value.sanitize);
   EXPECT_TRUE(configuration.value.poison);
@@ -100,6 +104,7 @@ INSTANTIATE_TEST_SUITE_P(Table, RejectedValue,
                                          Rejected{"ANVIL_VISIBLE_DEVICES", "0,", "indices"},
                                          Rejected{"ANVIL_VISIBLE_DEVICES", ",0", "indices"},
                                          Rejected{"ANVIL_VISIBLE_DEVICES", "64", "indices"},
+                                         Rejected{"ANVIL_SHARE_CORES", "all", "0 or 1"},
                                          Rejected{"ANVIL_LAUNCH_BLOCKING", "yes", "0 or 1"},
                                          Rejected{"ANVIL_LAUNCH_BLOCKING", "2", "0 or 1"},
                                          Rejected{"ANVIL_SANITIZE", "yes", "0 or 1"},

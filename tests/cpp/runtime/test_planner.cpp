@@ -110,6 +110,24 @@ TEST_P(PlannedCores, AreAsExpected) {
 INSTANTIATE_TEST_SUITE_P(Table, PlannedCores, testing::ValuesIn(CoreCases()),
                          [](const auto& info) { return info.param.name; });
 
+TEST(Planner, DevicesShareCoresWhereThatIsAllowed) {
+  PlanRequest request = Devices(5);
+  request.share_cores = true;
+  const auto shared = PlanDevices(MakeHost(2, 1, 2), request);
+  ASSERT_TRUE(shared.ok()) << shared.error;
+  for (size_t device = 0; device < 5; ++device) {
+    const int core = static_cast<int>(device % 2);
+    EXPECT_EQ(shared.value[device].cores, std::vector<int>{core});
+    EXPECT_EQ(shared.value[device].numa_node, core);
+  }
+  // Only where they must.
+  request.device_count = 2;
+  const auto apart = PlanDevices(MakeHost(1, 4), request);
+  ASSERT_TRUE(apart.ok()) << apart.error;
+  EXPECT_EQ(apart.value[0].cores, (std::vector<int>{0, 1}));
+  EXPECT_EQ(apart.value[1].cores, (std::vector<int>{2, 3}));
+}
+
 // Whatever the host: no core twice, no device without a core, and no straddling where it can be
 // avoided.
 TEST(Planner, CoresAreDisjointOnEveryHost) {
@@ -242,9 +260,9 @@ void ExpectError(const Host& host, const PlanRequest& request,
 }
 
 TEST(PlannerError, MoreDevicesThanCores) {
-  ExpectError(
-      MakeHost(1, 2, 2), Devices(3),
-      {"ANVIL_DEVICES=3", "only 2 cores", "4 logical CPUs", "2 physical cores", "at most 2"});
+  ExpectError(MakeHost(1, 2, 2), Devices(3),
+              {"ANVIL_DEVICES=3", "only 2 cores", "4 logical CPUs", "2 physical cores", "at most 2",
+               "ANVIL_SHARE_CORES=1"});
   ExpectError(WithQuota(MakeHost(1, 8), 1.5), Devices(2),
               {"ANVIL_DEVICES=2", "only 1 core is usable", "quota is 1.5 CPUs", "at most 1"});
 }
