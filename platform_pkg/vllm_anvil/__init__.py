@@ -5,7 +5,7 @@ This module holds the package's entry points and imports neither torch nor vllm:
 worker processes import it in any order, and being installed changes nothing by itself.
 
 * `register` answers vLLM when it selects its platform (group `vllm.platform_plugins`).
-* `notice` speaks up when vLLM selected a platform without asking (group `vllm.general_plugins`).
+* `notice` is called where an engine is configured or run (group `vllm.general_plugins`).
 * `autoload` answers `import torch` (group `torch.backends`).
 """
 
@@ -91,11 +91,17 @@ def register() -> str | None:
 
 
 def notice() -> None:
-    """Says at INFO that VLLM_TARGET_DEVICE=cpu made vLLM take its CPU platform without asking.
+    """What has to be done in a process that configures or runs an engine, which calls it.
 
-    vLLM calls it when an engine is configured. Changes nothing and never raises.
+    Where Anvil is the platform, it adapts how the engine starts its workers. Where
+    VLLM_TARGET_DEVICE=cpu made vLLM take its CPU platform without asking, that is said at INFO.
+    Never raises.
     """
     try:
+        chosen = getattr(sys.modules.get("vllm.platforms"), "_current_platform", None)
+        prepare = getattr(chosen, "prepare_engine", None)
+        if prepare is not None:
+            prepare()
         from vllm_anvil import selection
 
         skipped = selection.bypass(os.environ)

@@ -110,7 +110,7 @@ CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
         ),
         ({"enable_dbo": True}, "--enable-dbo"),
         ({"tensor_parallel_size": 2}, "ANVIL_DEVICES=2"),
-        ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
+        ({"pipeline_parallel_size": 2}, "ANVIL_DEVICES=2"),
         ({"dtype": torch.float64}, "--dtype float64"),
         ({"quantization": "fp8"}, "--quantization fp8"),
         ({"quantization": "awq"}, "--quantization awq"),

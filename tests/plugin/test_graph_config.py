@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.config import CUDAGraphMode
+from vllm.config import CUDAGraphMode, ParallelConfig
 from vllm.engine.arg_utils import EngineArgs
 
 from vllm_anvil.plugin import graph_config
@@ -72,16 +73,10 @@ def test_nothing_is_captured(
     assert not compilation.cudagraph_capture_sizes
 
 
-def test_steps_of_several_ranks_are_captured() -> None:
-    from types import SimpleNamespace
-
-    from vllm_anvil.plugin import graph_config
-
-    config = SimpleNamespace(
-        use_v2_model_runner=True,
-        parallel_config=SimpleNamespace(data_parallel_size=1, world_size_across_dp=4),
-        model_config=None,
+@pytest.mark.parametrize("option", ["tensor", "pipeline", "data"])
+def test_steps_of_several_ranks_are_captured(option: str) -> None:
+    parallel = ParallelConfig(**{f"{option}_parallel_size": 2})
+    config: Any = SimpleNamespace(
+        use_v2_model_runner=True, parallel_config=parallel, model_config=None
     )
     assert graph_config._not_captured(config) is None
-    config.parallel_config.data_parallel_size = 2
-    assert "data-parallel" in str(graph_config._not_captured(config))

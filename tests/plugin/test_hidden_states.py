@@ -68,10 +68,12 @@ if __name__ == "__main__":
         assert type(model.embed).__name__ == "AnvilVocabParallelEmbedding"
         assert model.norm.weight.dtype == torch.float32
         ids = torch.arange(5, device="anvil")
-        assert not hidden_states.widen(mixed)
+        assert not hidden_states.may_widen(mixed)
         assert mixed.embed(ids).dtype == torch.{dtype}
-        widened = hidden_states.widen(model)
+        widened = hidden_states.may_widen(model)
         assert widened == (torch.{dtype} != torch.float32)
+        if widened:
+            hidden_states.widen(model)
         hidden = model.norm(model.embed(ids))
         assert hidden.dtype == torch.float32
         for norm in model.other_norms:

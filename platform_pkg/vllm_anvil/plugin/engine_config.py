@@ -75,11 +75,6 @@ REFUSALS = (
         "multi-head latent attention is ANVIL_MLA's for all requests. Leave it out",
     ),
     Refusal(
-        "--pipeline-parallel-size",
-        lambda c: c.parallel_config.pipeline_parallel_size > 1,
-        "activations cannot be sent from one device to another yet. Use --tensor-parallel-size",
-    ),
-    Refusal(
         "--decode-context-parallel-size",
         lambda c: c.parallel_config.decode_context_parallel_size > 1,
         "the attention backend does not split a sequence over devices",
@@ -156,7 +151,8 @@ def _check_device_count(config: VllmConfig) -> None:
         needed, present = parallel.local_world_size, len(assigned)
     if needed > present:
         raise ValueError(
-            f"--tensor-parallel-size {parallel.tensor_parallel_size} and --data-parallel-size "
+            f"--tensor-parallel-size {parallel.tensor_parallel_size}, --pipeline-parallel-size "
+            f"{parallel.pipeline_parallel_size} and --data-parallel-size "
             f"{parallel.data_parallel_size} need {needed} anvil devices on this host, and "
             f"{present} {'is' if present == 1 else 'are'} visible. Set ANVIL_DEVICES={needed} to "
             "cut the host into as many."
@@ -172,7 +168,7 @@ def update(config: VllmConfig, worker_cls: str) -> None:
     graph_config.enforce(config)
 
     _set_block_size(config)
-    start_method.choose(parallel)
+    start_method.choose()
 
 
 def _set_block_size(config: VllmConfig) -> None:

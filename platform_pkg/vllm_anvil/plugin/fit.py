@@ -44,7 +44,8 @@ def check(config: VllmConfig) -> None:
     if weights >= budget:
         raise ValueError(
             f"The weights of {config.model_config.model} alone take {weights / MIB:.0f} MiB, and "
-            f"{device}. {raise_limit}, or cut the model over devices with --tensor-parallel-size."
+            f"{device}. {raise_limit}, or cut the model over devices with --tensor-parallel-size "
+            "or --pipeline-parallel-size."
         )
     raise ValueError(
         f"One request of max_model_len={length} takes {token * length / MIB:.0f} MiB of KV cache "
@@ -118,6 +119,7 @@ def cache_bytes_per_token(config: VllmConfig) -> int:
     ):
         return 0
     dtype = STR_DTYPE_TO_TORCH_DTYPE.get(cache.cache_dtype, model.dtype)
-    layers = model.get_num_layers(config.parallel_config)
+    # Of a pipeline's stages one has at least so many.
+    layers = model.get_total_num_hidden_layers() // config.parallel_config.pipeline_parallel_size
     heads = model.get_num_kv_heads(config.parallel_config)
     return 2 * layers * heads * model.get_head_size() * get_dtype_size(dtype)

@@ -70,8 +70,6 @@ def _not_captured(config: VllmConfig) -> str | None:
     """Completes "nothing is compiled for ...", or None where steps can be captured."""
     if not config.use_v2_model_runner:
         return "Model Runner V1 on the anvil device"
-    if config.parallel_config.data_parallel_size > 1:
-        return "data-parallel replicas on anvil devices"
     if envs.ANVIL_RECORD is not None:
         return "steps that are recorded (ANVIL_RECORD)"
     if config.model_config is not None and config.model_config.runner_type == "pooling":

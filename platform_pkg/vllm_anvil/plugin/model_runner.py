@@ -23,7 +23,13 @@ class AnvilModelRunner(GPUModelRunnerV2):
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
-        seams.adapt(self.get_model(), self.vllm_config)
+        model = self.get_model()
+        seams.adapt(model, self.vllm_config)
+        if not self.is_first_pp_rank:
+            # What this stage of a pipeline receives has the dtype that the model computes in now.
+            self.intermediate_tensors = model.make_empty_intermediate_tensors(
+                batch_size=self.max_num_tokens, dtype=self.model_config.dtype, device=self.device
+            )
 
     def profile_run(self, *args: Any, **kwargs: Any) -> None:
         with only_shapes():

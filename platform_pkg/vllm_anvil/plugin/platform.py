@@ -19,7 +19,7 @@ from vllm.logger import init_logger
 from vllm.platforms.interface import Platform, PlatformEnum
 
 from vllm_anvil import envs
-from vllm_anvil.plugin import attention, seams, start_method
+from vllm_anvil.plugin import attention, orphans, seams, start_method
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -63,6 +63,7 @@ class AnvilPlatform(Platform):
         seams.apply(seams.EVERY_PROCESS)
         attention.register()
         start_method.prepare()
+        orphans.watch()
 
     # ------------------------------------------------------------------ configuration
 
@@ -70,6 +71,12 @@ class AnvilPlatform(Platform):
     def pre_register_and_update(cls, parser: FlexibleArgumentParser | None = None) -> None:
         """Called before a configuration is made, with the command line's parser or without."""
         seams.apply(seams.CONFIGURATION)
+
+    @classmethod
+    def prepare_engine(cls) -> None:
+        """Called in each process that configures or runs an engine, by `vllm_anvil.notice`. Ours,
+        not vLLM's."""
+        seams.apply(seams.ENGINE)
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the engine's process is started: forked where that is safe, spawned otherwise.
+"""How the engine's processes are started: forked where that is safe, spawned otherwise.
 
 A spawned process imports the engine once more, which takes as long as all else of a start. A forked
 one has it, and whatever else its parent had: but of the parent's threads only the one that forked.
-vLLM's own default is to fork, unless CUDA or XPU is in use.
+vLLM's own default is to fork, unless CUDA or XPU is in use. Each process that starts others is
+looked at by itself: the one that configures the engine, and the engine's, which starts the workers
+of several ranks.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
-if TYPE_CHECKING:
-    from vllm.config import ParallelConfig
+from vllm_anvil.plugin import orphans
 
 logger = init_logger("vllm.plugins.anvil.start_method")
 
@@ -31,22 +31,21 @@ def prepare() -> None:
     os.environ[VARIABLE] = "spawn"
 
 
-def choose(parallel: ParallelConfig) -> None:
-    """Sets the method for an engine that is about to start, for this process and its children."""
-    reason = _why_not_fork(parallel)
+def choose() -> None:
+    """Sets the method for processes that are about to start, for this process and its children."""
+    reason = _why_not_fork()
     if _asked_for == "fork" and reason is not None:
         logger.warning("%s=fork is overridden with spawn: %s.", VARIABLE, reason)
     os.environ[VARIABLE] = "spawn" if _asked_for == "spawn" or reason is not None else "fork"
 
 
-def _why_not_fork(parallel: ParallelConfig) -> str | None:
+def _why_not_fork() -> str | None:
     import vllm_anvil.device  # registers the device, hence not at the top
 
-    if parallel.world_size > 1 or parallel.data_parallel_size > 1:
-        return "an engine with several workers starts them from a process with threads"
     if vllm_anvil.device.is_in_use():
         return "this process uses the anvil device, which does not work in a forked child"
-    if threading.active_count() > 1:
+    # One that only waits for another process holds no lock.
+    if any(one.name != orphans.THREAD for one in threading.enumerate()[1:]):
         return "this process has other Python threads, whose locks a forked child would inherit"
     if _may_have_openmp_threads():
         return "PyTorch has computed in this process, with OpenMP threads that a fork does not copy"

@@ -149,7 +149,8 @@ class AnvilWorker(RecordingWorker):
         index = current_platform.logical_device_id_to_visible_device_id(self.local_rank)
         device = torch.device("anvil", index)
         torch.accelerator.set_device_index(device)
-        if parallel.world_size_across_dp > 1:
+        # A data-parallel replica of a dense model does not know of the others, but has its slice.
+        if parallel.world_size_across_dp > 1 or assigned is not None:
             # PyTorch's threads inherit this; the device's own workers are bound by the runtime.
             os.sched_setaffinity(0, anvil.get_device_properties(index).cores)
         return device

@@ -17,15 +17,17 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 # Applied in this order. EVERY_PROCESS: when the platform is constructed, while much of vLLM is not
-# imported yet. CONFIGURATION: before a configuration is made. WORKER: before a worker builds
-# anything.
+# imported yet. CONFIGURATION: before a configuration is made. ENGINE: in a process that configures
+# or runs an engine, before it starts others. WORKER: before a worker builds anything.
 EVERY_PROCESS = ("engine_metadata",)
 CONFIGURATION = ("batch_defaults",)
+ENGINE = ("worker_start",)
 WORKER = (
     "torch_threads",
     "torch_cuda_names",
     "pinned_views",
     "group_capture",
+    "pipeline_tokens",
     "kernel_warmup",
     "memory_snapshots",
     "grammar_bitmask",
@@ -33,7 +35,7 @@ WORKER = (
 )
 # Adapt a model that is loaded, in this order.
 MODEL = ("hidden_states", "weight_packing", "attention_steps")
-ALL = EVERY_PROCESS + CONFIGURATION + WORKER + MODEL
+ALL = EVERY_PROCESS + CONFIGURATION + ENGINE + WORKER + MODEL
 
 
 def apply(names: Iterable[str]) -> None:

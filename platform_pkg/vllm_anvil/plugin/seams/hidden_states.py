@@ -12,7 +12,8 @@ What is changed
     intermediate result to bfloat16 costs most of bfloat16's error: for SmolLM2-135M the
     log-probability of a token is then up to 0.28 from float32's, and nearly half of greedy
     continuations part from it within 32 tokens (docs/design/precision.md). Other models run as they
-    were written.
+    were written, all stages of a pipeline alike. What a stage receives from the one before it is
+    received in float32 then.
 Checked against
     vllm 0.32.
 Unnecessary when
@@ -23,8 +24,12 @@ Test that fails then
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.distributed as dist
 from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import get_pp_group
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
@@ -32,42 +37,69 @@ from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMetho
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.models.utils import PPMissingLayer
 
 from vllm_anvil.plugin.custom_ops.embedding import AnvilVocabParallelEmbedding
 from vllm_anvil.plugin.custom_ops.norm import AnvilLayerNorm
 
 logger = init_logger("vllm.plugins.anvil.hidden_states")
 
-HALF = (torch.bfloat16, torch.float16)
+HALF = {torch.bfloat16, torch.float16}
 NORMS = (RMSNorm, GemmaRMSNorm, AnvilLayerNorm)
 
 
 def adapt(model: torch.nn.Module, config: VllmConfig) -> None:
-    widen(model)
+    fits = may_widen(model)
+    if config.parallel_config.pipeline_parallel_size > 1:
+        fits = _agreed(fits)
+    if fits:
+        widen(model)
 
 
-def widen(model: torch.nn.Module) -> bool:
-    """Lets hidden states of a half-precision model be float32 where all its layers allow it.
+def may_widen(model: torch.nn.Module) -> bool:
+    """Whether all layers of a half-precision model, or of this stage of it, allow float32 hidden
+    states.
 
-    Returns whether they are. Nothing changes for a model that holds a parameter outside the layers
-    known to follow their input's dtype: torch's own layers, for one, insist on one dtype.
+    They do not where a parameter lies outside the layers known to follow their input's dtype:
+    torch's own layers, for one, insist on one dtype.
     """
-    embeddings = [m for m in model.modules() if isinstance(m, AnvilVocabParallelEmbedding)]
-    if not embeddings or embeddings[0].weight.dtype not in HALF:
+    modules = list(model.modules())
+    # A later stage of a pipeline begins with what it is sent.
+    begins = (AnvilVocabParallelEmbedding, PPMissingLayer)
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    if not any(isinstance(module, begins) for module in modules) or not dtypes & HALF:
         return False
     for name, module in model.named_modules():
         if any(True for _ in module.parameters(recurse=False)) and not _follows_input(module):
             logger.info(
-                "Hidden states stay in %s: %s (%s) does not take any other dtype.",
-                embeddings[0].weight.dtype,
+                "Hidden states stay in half precision: %s (%s) does not take any other dtype.",
                 name,
                 type(module).__name__,
             )
             return False
-    for embedding in embeddings:
-        embedding.hidden_dtype = torch.float32
+    return True
+
+
+def _agreed(fits: bool) -> bool:
+    """Whether it fits on every stage of the pipeline, all of which ask."""
+    vote = torch.tensor([fits], dtype=torch.int32)
+    dist.all_reduce(vote, dist.ReduceOp.MIN, group=get_pp_group().cpu_group)
+    return bool(vote.item())
+
+
+def widen(model: torch.nn.Module) -> None:
+    """Makes hidden states float32."""
+    make_received = getattr(model, "make_empty_intermediate_tensors", None)
+    if make_received is not None:
+
+        def in_float32(batch_size: int, dtype: torch.dtype, device: torch.device) -> Any:
+            return make_received(batch_size, torch.float32, device)
+
+        model.make_empty_intermediate_tensors = in_float32  # type: ignore[assignment]
     for module in model.modules():
-        if isinstance(module, LogitsProcessor):
+        if isinstance(module, AnvilVocabParallelEmbedding):
+            module.hidden_dtype = torch.float32
+        elif isinstance(module, LogitsProcessor):
             # Otherwise it rounds the hidden states to the model's dtype. The product takes them as
             # they are, and its logits are float32 (seams/unquantized_gemm.py).
             module.head_dtype = None
@@ -81,7 +113,6 @@ def widen(model: torch.nn.Module) -> bool:
             # torch.bmm, which takes one dtype; these parts are the layer's own from now on.
             module.process_weights_after_loading(torch.float32)
     logger.info("Hidden states are float32; weights and KV cache are half precision.")
-    return True
 
 
 def _follows_input(module: torch.nn.Module) -> bool:
