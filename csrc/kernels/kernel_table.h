@@ -16,6 +16,7 @@
 #include "cache/cache_args.h"
 #include "ceiling/ceiling_args.h"
 #include "embedding/embedding_args.h"
+#include "experts/experts_args.h"
 #include "gemm/linear_args.h"
 #include "gemm/packed_linear_args.h"
 #include "norm/norm_args.h"
@@ -61,6 +62,16 @@ struct KernelTable {
   // Ranges over the strips.
   void (*pack_linear)(const PackArgs& args, int64_t begin, int64_t end);
   void (*unpack_linear)(const PackArgs& args, int64_t begin, int64_t end);
+
+  // Range over the tokens.
+  void (*choose_experts)(const ChooseExpertsArgs& args, int64_t begin, int64_t end);
+
+  // A mixture of experts: the bytes of a row as a product reads it; rows are gathered (a range of
+  // them), multiplied (a range of what product_cost() counts) and added up (a range of the tokens).
+  int64_t (*expert_row_bytes)(const PackedLinearArgs& args);
+  void (*gather_expert_rows)(const GatherRowsArgs& args, int64_t begin, int64_t end);
+  void (*expert_product)(const ExpertProductArgs& args, int64_t begin, int64_t end);
+  void (*combine_expert_rows)(const CombineRowsArgs& args, int64_t begin, int64_t end);
 
   // Ranges over the rows, each of which is computed by itself.
   void (*rms_norm)(const RmsNormArgs& args, int64_t begin, int64_t end);

@@ -20,6 +20,8 @@
 #include "ceiling/ceiling_read-inl.h"
 #include "embedding/embedding-inl.h"
 #include "embedding/packed_embedding-inl.h"
+#include "experts/choose_experts-inl.h"
+#include "experts/expert_rows-inl.h"
 #include "gemm/linear-inl.h"
 #include "gemm/pack_linear-inl.h"
 #include "gemm/packed_linear-inl.h"
@@ -50,6 +52,11 @@ constinit const KernelTable table = {
     .packed_linear = packed_linear,
     .pack_linear = pack_linear,
     .unpack_linear = unpack_linear,
+    .choose_experts = choose_experts,
+    .expert_row_bytes = expert_row_bytes,
+    .gather_expert_rows = gather_expert_rows,
+    .expert_product = expert_product,
+    .combine_expert_rows = combine_expert_rows,
     .rms_norm = rms_norm,
     .layer_norm = layer_norm,
     .gate_and_mul = gate_and_mul,

@@ -75,6 +75,13 @@ void Checks::block_pairs(const at::Tensor& pairs, const char* name, c10::Device 
   if (!pairs.device().is_cpu()) this->device(pairs, name, device);
 }
 
+void Checks::rows_in_use(const at::Tensor& tensor, c10::Device device) const {
+  this->device(tensor, "rows_in_use", device);
+  dtype(tensor, "rows_in_use", at::kInt);
+  TORCH_CHECK_VALUE(tensor.numel() == 1, op_, ": rows_in_use has ", tensor.numel(),
+                    " elements instead of one");
+}
+
 void Checks::last_dim_contiguous(const at::Tensor& tensor, const char* name) const {
   TORCH_CHECK_VALUE(tensor.size(-1) <= 1 || tensor.stride(-1) == 1, op_, ": the last dimension of ",
                     name, " must be contiguous, but its strides are ", tensor.strides());

@@ -33,6 +33,8 @@ class Checks {
   void index_array(const at::Tensor& tensor, const char* name, at::ScalarType dtype) const;
   // [n, 2] pairs of block numbers, int64, without gaps; on the CPU or on `device`.
   void block_pairs(const at::Tensor& pairs, const char* name, c10::Device device) const;
+  // One int32 on `device`: how many rows an op computes, read when it runs.
+  void rows_in_use(const at::Tensor& tensor, c10::Device device) const;
   void last_dim_contiguous(const at::Tensor& tensor, const char* name) const;
   void device(const at::Tensor& tensor, const char* name, c10::Device expected) const;
   void at_least(int64_t value, const char* name, int64_t low) const;

@@ -45,13 +45,7 @@ at::Tensor packed_linear(const at::Tensor& input, const at::Tensor& packed, int6
     offsets = bias->contiguous();
   }
   const at::Tensor in_use = rows_in_use.value_or(at::Tensor());
-  if (in_use.defined()) {
-    kCheck.device(in_use, "rows_in_use", device);
-    TORCH_CHECK_TYPE(in_use.scalar_type() == at::kInt, kCheck.op(),
-                     ": rows_in_use must be int32, but is ", in_use.scalar_type());
-    TORCH_CHECK_VALUE(in_use.numel() == 1, kCheck.op(), ": rows_in_use has ", in_use.numel(),
-                      " elements instead of one");
-  }
+  if (in_use.defined()) kCheck.rows_in_use(in_use, device);
   std::vector<int64_t> shape = input.sizes().vec();
   shape.back() = columns;
   at::Tensor output = at::empty(shape, input.options().dtype(dtype.value_or(input.scalar_type())));

@@ -89,6 +89,17 @@ TORCH_LIBRARY(anvil, m) {
   m.def("pack_linear(Tensor weight, int? unit=None) -> Tensor", tags);
   m.def("unpack_linear(Tensor packed, int columns, int depth) -> Tensor", tags);
 
+  // experts
+  m.def(
+      "choose_experts(Tensor logits, Tensor(a!) weights, Tensor(b!) ids, str scoring, "
+      "bool renormalize, Tensor? bias=None, float scale=1.0, Tensor? skip=None) -> ()",
+      tags);
+  m.def(
+      "mixture_of_experts(Tensor input, Tensor gate_up, Tensor down, Tensor weights, Tensor ids, "
+      "int intermediate, str activation=\"silu\", Tensor? expert_map=None, "
+      "ScalarType? input_dtype=None, Tensor? rows_in_use=None) -> Tensor",
+      tags);
+
   // sampling
   m.def("topk_topp(Tensor(a!) logits, Tensor? k, Tensor? p, float mask_value) -> ()", tags);
 

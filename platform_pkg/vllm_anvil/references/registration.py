@@ -17,6 +17,7 @@ from . import (
     cache,
     ceiling,
     embedding,
+    experts,
     gemm,
     norm,
     rotary,
@@ -79,6 +80,15 @@ SCHEMAS = {
     ),
     "pack_linear": "(Tensor weight, int? unit=None) -> Tensor",
     "unpack_linear": "(Tensor packed, int columns, int depth) -> Tensor",
+    "choose_experts": (
+        "(Tensor logits, Tensor(a!) weights, Tensor(b!) ids, str scoring, bool renormalize, "
+        "Tensor? bias=None, float scale=1.0, Tensor? skip=None) -> ()"
+    ),
+    "mixture_of_experts": (
+        "(Tensor input, Tensor gate_up, Tensor down, Tensor weights, Tensor ids, int intermediate, "
+        'str activation="silu", Tensor? expert_map=None, ScalarType? input_dtype=None, '
+        "Tensor? rows_in_use=None) -> Tensor"
+    ),
     "topk_topp": "(Tensor(a!) logits, Tensor? k, Tensor? p, float mask_value) -> ()",
     "ceiling_read": "(Tensor buffer) -> Tensor",
     "ceiling_arithmetic": "(Tensor seed, int steps) -> Tensor",
@@ -95,6 +105,7 @@ _FAMILIES = (
     attention_states,
     cache,
     gemm,
+    experts,
     sampling,
     ceiling,
 )

@@ -30,6 +30,7 @@ OWN = (
             "cache",
             "gemm",
             "packed_gemm",
+            "experts",
             "sampling",
         )
     ),
