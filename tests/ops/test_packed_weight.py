@@ -135,3 +135,23 @@ def test_saved_as_the_plain_tensor(device: torch.device) -> None:
     loaded = torch.load(file, weights_only=True)["weight"]
     assert type(loaded) is Tensor and torch.equal(loaded.to(device), weight)
     assert "PackedWeight(tensor(" in repr(packed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_of_experts(dtype: torch.dtype, device: torch.device) -> None:
+    weight = torch.randn(3, 37, 21, generator=torch.Generator().manual_seed(5)).to(dtype).to(device)
+    packed = PackedWeight.of(nn.Parameter(weight.clone(), requires_grad=False))
+    assert packed.shape == weight.shape and packed.stride() == weight.stride()
+    for expert in range(3):
+        assert torch.equal(packed.packed[expert], PackedWeight.of(weight[expert]).packed)
+    assert torch.equal(packed, weight) and torch.equal(packed[1].t(), weight[1].t())
+    memory = packed.packed.data_ptr()
+    for w in (weight, packed):
+        w.data[2].narrow(0, 4, 9).copy_(torch.ones(9, 21, dtype=dtype))
+        w.data[0].mul_(2)
+    assert torch.equal(packed, weight) and packed.packed.data_ptr() == memory
+    copied = copy.deepcopy(packed)
+    copied.zero_()
+    assert torch.equal(packed, weight) and not copied.any()
+    with pytest.raises(NotImplementedError, match="ANVIL_PACK_WEIGHTS=0"):
+        packed.resize_(3, 4)

@@ -15,6 +15,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.model_executor import custom_op
 from vllm.model_executor.layers import activation, layernorm
 from vllm.model_executor.layers import vocab_parallel_embedding as embedding
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.config import (
+    FusedMoEConfig,
+    FusedMoEParallelConfig,
+    RoutingMethodType,
+)
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
 
 import vllm_anvil.device  # noqa: F401  registers the device
 from vllm_anvil.plugin import custom_ops
@@ -84,12 +93,31 @@ def views(dtype: torch.dtype) -> list[Tensor]:
     ]
 
 
+def experts_method() -> Any:
+    return UnquantizedFusedMoEMethod(
+        FusedMoEConfig(
+            num_experts=4,
+            experts_per_token=2,
+            hidden_dim=8,
+            intermediate_size=6,
+            num_local_experts=4,
+            num_logical_experts=4,
+            activation=MoEActivation.SILU,
+            device="anvil",
+            routing_method=RoutingMethodType.Renormalize,
+            moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),
+            in_dtype=torch.float32,
+        )
+    )
+
+
 BUILD: dict[str, Callable[[], Any]] = {
     "RMSNorm": lambda: layernorm.RMSNorm(12),
     "GemmaRMSNorm": lambda: layernorm.GemmaRMSNorm(12),
     "LayerNorm": lambda: layernorm.LayerNorm(12),
     "SiluAndMul": lambda: activation.SiluAndMul(),
     "GeluAndMul": lambda: activation.GeluAndMul(),
+    "UnquantizedFusedMoEMethod": lambda: experts_method(),
     "VocabParallelEmbedding": lambda: embedding.VocabParallelEmbedding(8, 4, disable_tp=True),
 }
 

@@ -11,6 +11,7 @@ import torch
 from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 
+import vllm_anvil.device as anvil
 from vllm_anvil.plugin import engine_config
 from vllm_anvil.plugin.platform import AnvilPlatform
 
@@ -121,6 +122,36 @@ CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
 def test_refused_by_name(configure: Any, options: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         configure(**options)
+
+
+@pytest.fixture(scope="session")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Mixtral's configuration."""
+    from transformers import MixtralConfig
+
+    folder = tmp_path_factory.mktemp("models") / "mixtral"
+    MixtralConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        architectures=["MixtralForCausalLM"],
+    ).save_pretrained(folder)
+    return str(folder)
+
+
+def test_mixtures_of_experts(mixture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert EngineArgs(model=mixture, skip_tokenizer_init=True).create_engine_config()
+    monkeypatch.setattr(anvil, "device_count", lambda: 2)
+    for options, named in (
+        ({"moe_backend": "triton"}, "--moe-backend"),
+        ({"all2all_backend": "deepep_low_latency"}, "--all2all-backend"),
+    ):
+        shared = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+        arguments = EngineArgs(model=mixture, skip_tokenizer_init=True, **shared, **options)
+        with pytest.raises(ValueError, match=f"{named} is not supported on the anvil platform"):
+            arguments.create_engine_config()
 
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"])

@@ -295,6 +295,38 @@ def test_unquantized_gemm_is_needed() -> None:
     assert "torch.nn.functional.linear(x, weight, bias)" in Path(utils.__file__).read_text()
 
 
+def test_expert_routing_is_needed(python: Any) -> None:
+    """The routers call functions of a module by name, which call ops that this build has not."""
+    from vllm import _custom_ops
+    from vllm.model_executor.layers.fused_moe.router import fused_topk_bias_router as biased
+    from vllm.model_executor.layers.fused_moe.router import fused_topk_router as plain
+
+    from vllm_anvil.plugin.seams import expert_routing
+
+    for name in ("topk_softmax", "topk_sigmoid"):
+        for router in (plain, biased):
+            assert router.ops is _custom_ops
+            caller = getattr(router, f"vllm_{name}")
+            assert f"ops.{name}(" in inspect.getsource(caller)
+        theirs = inspect.signature(getattr(_custom_ops, name))
+        ours = inspect.signature(getattr(expert_routing, name))
+        assert list(theirs.parameters) == list(ours.parameters)
+    result = python(
+        """
+import pytest, torch
+from vllm import _custom_ops
+from vllm.platforms import current_platform
+assert current_platform.device_type == "anvil"
+logits = torch.randn(3, 8, device="anvil")
+weights, ids = torch.zeros(3, 2, device="anvil"), torch.zeros(3, 2, device="anvil").int()
+for function in (_custom_ops.topk_softmax, _custom_ops.topk_sigmoid):
+    with pytest.raises(AttributeError, match="topk"):
+        function(weights, ids, ids, logits)
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_hidden_states_is_needed() -> None:
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A weight that exists in packed form alone and is a tensor ``[columns, depth]`` all the same.
+"""A weight that exists in packed form alone and is a tensor ``[columns, depth]`` all the same, or
+weights of several experts, ``[experts, columns, depth]``.
 
 Who knows it multiplies with `PackedWeight.packed`. Whoever else touches it (a checksum, a state
 dict, a weight loader, a layer that reads another's weight) meets a tensor of the weight's own
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_iter, tree_map
 
 from vllm_anvil.ops.gemm import pack_linear, unpack_linear
+from vllm_anvil.references.gemm import depth_unit, packed_shape
 
 View = Callable[[Tensor], Any]
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
@@ -28,21 +30,42 @@ DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 class _Form:
     """The packed bits, which all views of one weight share."""
 
-    def __init__(self, packed: Tensor, columns: int, depth: int) -> None:
-        self.packed, self.columns, self.depth = packed, columns, depth
+    def __init__(self, packed: Tensor, shape: tuple[int, ...]) -> None:
+        self.packed, self.shape = packed, shape
+
+    @classmethod
+    def of(cls, weight: Tensor) -> _Form:
+        if weight.dim() == 2:
+            return cls(pack_linear(weight), tuple(weight.shape))
+        columns, depth = weight.shape[1:]
+        one = packed_shape(columns, depth, depth_unit(weight.dtype))
+        form = cls(weight.new_empty((len(weight), *one)), tuple(weight.shape))
+        form.pack(weight)
+        return form
 
     def unpacked(self) -> Tensor:
-        return unpack_linear(self.packed, self.columns, self.depth)
+        *experts, columns, depth = self.shape
+        if not experts:
+            return unpack_linear(self.packed, columns, depth)
+        weight = self.packed.new_empty(self.shape)
+        for packed, plain in zip(self.packed, weight, strict=True):
+            plain.copy_(unpack_linear(packed, columns, depth))
+        return weight
 
     def pack(self, weight: Tensor) -> None:
-        self.packed.copy_(pack_linear(weight))
+        if weight.dim() == 2:
+            self.packed.copy_(pack_linear(weight))
+            return
+        for packed, plain in zip(self.packed, weight, strict=True):
+            packed.copy_(pack_linear(plain))
 
 
 class PackedWeight(Tensor):
     """A weight in packed form, or a view of one; see the module's documentation.
 
     Attributes:
-        packed: what `pack_linear` made of it. Of a view, the whole weight's.
+        packed: what `pack_linear` made of it, or of each expert's, one behind the other. Of a view,
+            the whole weight's.
     """
 
     _form: _Form
@@ -55,10 +78,11 @@ class PackedWeight(Tensor):
         """The weight packed. A parameter becomes one of its own class, with its attributes.
 
         Args:
-            weight: ``[columns, depth]`` float32, bfloat16 or float16, rows contiguous; not changed.
+            weight: ``[columns, depth]`` or ``[experts, columns, depth]``, float32, bfloat16 or
+                float16, rows contiguous; not changed.
         """
         kind = PackedWeight if type(weight) is Tensor else _packed_class(type(weight))
-        result = _make(kind, _Form(pack_linear(weight.data), *weight.shape), ())
+        result = _make(kind, _Form.of(weight.data), ())
         result.__dict__.update(weight.__dict__)
         return result
 
@@ -87,7 +111,7 @@ class PackedWeight(Tensor):
             if self._views:
                 memo[id(self)] = self.clone()
             else:
-                form = _Form(self.packed.clone(), self._form.columns, self._form.depth)
+                form = _Form(self.packed.clone(), self._form.shape)
                 copy = _make(type(self), form, ())
                 copy.__dict__.update({**self.__dict__, "_form": form})
                 memo[id(self)] = copy
@@ -149,7 +173,7 @@ def _packed_class(kind: type) -> type:
 
 def _make(kind: type, form: _Form, views: tuple[View, ...]) -> PackedWeight:
     # Shapes are those of views of a weight without memory.
-    weight = torch.empty(form.columns, form.depth, dtype=form.packed.dtype, device="meta")
+    weight = torch.empty(form.shape, dtype=form.packed.dtype, device="meta")
     like = _follow(views, weight)
     result: PackedWeight = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
         kind,

@@ -14,10 +14,10 @@ def register() -> None:
     """Makes vLLM build Anvil's layers in this process, and run them as it does out of tree.
 
     On a CUDA platform the engine calls a layer's `forward_cuda`, which would be the engine's own.
-    May be called again.
+    Experts stay the engine's, which has kernels for them there. May be called again.
     """
     op_arguments.DEVICES.add("cuda")
-    custom_ops.register()
+    custom_ops.register(without=("UnquantizedFusedMoEMethod",))
     layer: Any
     for layer in registered():
         if issubclass(layer, custom_op.CustomOp) and "forward_cuda" not in vars(layer):

@@ -21,6 +21,10 @@ def _attention() -> type[AttentionBackend]:
     return attention.register().get_class()
 
 
+def _is_mixture(config: VllmConfig) -> bool:
+    return config.model_config is not None and config.model_config.is_moe
+
+
 REFUSALS = (
     Refusal(
         "--enable-lora",
@@ -95,9 +99,14 @@ REFUSALS = (
         "Ray does not know the device as a resource. Use mp",
     ),
     Refusal(
-        "a mixture-of-experts model",
-        lambda c: c.model_config is not None and c.model_config.is_moe,
-        "the engine has no expert kernels that it would choose for the device. Use a dense model",
+        "--moe-backend",
+        lambda c: _is_mixture(c) and c.kernel_config.moe_backend != "auto",
+        "the device has experts of its own. Leave it out",
+    ),
+    Refusal(
+        "--all2all-backend",
+        lambda c: _is_mixture(c) and c.parallel_config.all2all_backend != "allgather_reducescatter",
+        "it reaches CUDA devices only. Use allgather_reducescatter",
     ),
     Refusal(
         "a model with recurrent state (Mamba, linear attention)",

@@ -12,13 +12,15 @@ docs/design/layers.md lists where every op of the device is plugged in.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 _registered = False
 
 
 def layers() -> dict[str, type]:
     """The engine's class names -> the classes built in their place. `VocabParallelEmbedding` is a
     pluggable layer of the engine, all others are custom ops."""
-    from vllm_anvil.plugin.custom_ops import activation, embedding, norm, rotary
+    from vllm_anvil.plugin.custom_ops import activation, embedding, experts, norm, rotary
 
     return {
         "RMSNorm": norm.AnvilRMSNorm,
@@ -27,12 +29,14 @@ def layers() -> dict[str, type]:
         "SiluAndMul": activation.AnvilSiluAndMul,
         "GeluAndMul": activation.AnvilGeluAndMul,
         "VocabParallelEmbedding": embedding.AnvilVocabParallelEmbedding,
+        "UnquantizedFusedMoEMethod": experts.AnvilUnquantizedFusedMoEMethod,
         **rotary.LAYERS,
     }
 
 
-def register() -> None:
-    """Makes vLLM build these layers in this process. Re-entrant: vLLM refuses a second class."""
+def register(without: Collection[str] = ()) -> None:
+    """Makes vLLM build these layers in this process, without those named. Doing it again changes
+    nothing: vLLM refuses a second class."""
     global _registered
     if _registered:
         return
@@ -41,5 +45,7 @@ def register() -> None:
     from vllm.model_executor.custom_op import CustomOp, PluggableLayer
 
     for name, layer in layers().items():
+        if name in without:
+            continue
         seam = PluggableLayer if issubclass(layer, PluggableLayer) else CustomOp
         seam.register_oot(layer, name=name)

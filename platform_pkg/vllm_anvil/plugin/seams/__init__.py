@@ -32,6 +32,7 @@ WORKER = (
     "memory_snapshots",
     "grammar_bitmask",
     "unquantized_gemm",
+    "expert_routing",
 )
 # Adapt a model that is loaded, in this order.
 MODEL = ("hidden_states", "weight_packing", "attention_steps")

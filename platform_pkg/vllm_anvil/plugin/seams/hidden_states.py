@@ -32,6 +32,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -40,6 +41,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.utils import PPMissingLayer
 
 from vllm_anvil.plugin.custom_ops.embedding import AnvilVocabParallelEmbedding
+from vllm_anvil.plugin.custom_ops.experts import AnvilUnquantizedFusedMoEMethod
 from vllm_anvil.plugin.custom_ops.norm import AnvilLayerNorm
 
 logger = init_logger("vllm.plugins.anvil.hidden_states")
@@ -116,6 +118,8 @@ def widen(model: torch.nn.Module) -> None:
 
 
 def _follows_input(module: torch.nn.Module) -> bool:
+    if isinstance(module, RoutedExperts):
+        return isinstance(module.quant_method, AnvilUnquantizedFusedMoEMethod)
     if isinstance(module, LinearBase):
         return isinstance(module.quant_method, UnquantizedLinearMethod)
     return isinstance(module, (AnvilVocabParallelEmbedding, ParallelLMHead, MLAAttention, *NORMS))

@@ -70,7 +70,7 @@ def unquantized_gemm(
             bias,
             torch.float32 if is_head else None,
             weight.dtype if envs.ANVIL_ROUND_INPUTS else None,
-            _rows_in_use(x),
+            rows_in_use(x),
         )
     if weight.dtype not in HALF or weight.device.type != "anvil" or weight.stride(-1) != 1:
         return torch.nn.functional.linear(x, weight, bias)
@@ -78,7 +78,7 @@ def unquantized_gemm(
     return result if is_head else result.to(x.dtype)
 
 
-def _rows_in_use(x: torch.Tensor) -> torch.Tensor | None:
+def rows_in_use(x: torch.Tensor) -> torch.Tensor | None:
     """int32 [1] on the device, or None for all rows of x."""
     if _only_shapes:
         return torch.zeros(1, dtype=torch.int32, device=x.device)
