@@ -166,6 +166,12 @@ def test_variables_are_refused_by_name(configure: Any, monkeypatch: pytest.Monke
         configure()
 
 
+def test_a_pipeline_needs_model_runner_v2(configure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    with pytest.raises(ValueError, match="--pipeline-parallel-size with VLLM_USE_V2_MODEL_RUNNER"):
+        configure(pipeline_parallel_size=2)
+
+
 @pytest.mark.parametrize("asked", [False, True])
 def test_the_user_chooses_the_model_runner(
     configure: Any, monkeypatch: pytest.MonkeyPatch, asked: bool

@@ -19,8 +19,9 @@ PROGRAM = """
 import json, multiprocessing, os, signal, sys, time
 from vllm_anvil.plugin import orphans
 
+orphans.watch()  # a spawned child runs this while it imports
+
 def child(folder, name, stubborn):
-    orphans.watch()
     def told(*_):
         open(os.path.join(folder, name + ".told"), "w").close()
         if not stubborn:
@@ -33,7 +34,6 @@ def child(folder, name, stubborn):
 if __name__ == "__main__":
     folder, method = sys.argv[1:]
     context = multiprocessing.get_context(method)
-    orphans.watch()
     children = {}
     for name in ("EngineCore", "EngineCore_DP1", "VllmWorker-0", "mine"):
         stubborn = name == "EngineCore_DP1"

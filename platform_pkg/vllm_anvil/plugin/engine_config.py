@@ -79,6 +79,11 @@ REFUSALS = (
         "multi-head latent attention is ANVIL_MLA's for all requests. Leave it out",
     ),
     Refusal(
+        "--pipeline-parallel-size with VLLM_USE_V2_MODEL_RUNNER=0",
+        lambda c: c.parallel_config.pipeline_parallel_size > 1 and not c.use_v2_model_runner,
+        "Model Runner V1 decodes wrong tokens over several stages here. Unset the variable",
+    ),
+    Refusal(
         "--decode-context-parallel-size",
         lambda c: c.parallel_config.decode_context_parallel_size > 1,
         "the attention backend does not split a sequence over devices",

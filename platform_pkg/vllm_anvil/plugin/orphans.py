@@ -41,12 +41,14 @@ def watch() -> None:
 
 def _start() -> None:
     global _watcher
-    parent = multiprocessing.parent_process()
     own = multiprocessing.current_process().name.startswith(NAMES)
-    if parent is None or parent.pid is None or not own or _watcher == os.getpid():
+    if not own or _watcher == os.getpid():
         return
     _watcher = os.getpid()
-    threading.Thread(target=_wait_for_end, args=(parent.pid,), daemon=True, name=THREAD).start()
+    # A spawned process that is still importing has a name already, but not this.
+    parent = multiprocessing.parent_process()
+    pid = os.getppid() if parent is None or parent.pid is None else parent.pid
+    threading.Thread(target=_wait_for_end, args=(pid,), daemon=True, name=THREAD).start()
 
 
 def _wait_for_end(parent: int) -> None:
