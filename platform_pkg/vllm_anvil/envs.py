@@ -401,6 +401,9 @@ _ALL = (
 
 VARIABLES: dict[str, Variable] = {variable.name: variable for variable in _ALL}
 
+# What an engine's ranks on another host do not take over from the first: each host has its own.
+OF_A_HOST = ("ANVIL_DEVICES", "ANVIL_VISIBLE_DEVICES", "ANVIL_DEVICE_MEMORY", "ANVIL_ISA")
+
 # Variables of vLLM that decide whether the platform plugin is asked at all.
 VLLM_VARIABLES = {
     "VLLM_TARGET_DEVICE": "With `cpu`, vLLM takes its own CPU platform before it asks any plugin.",

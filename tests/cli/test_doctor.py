@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from vllm_anvil import selection
 from vllm_anvil.cli import doctor, probing, report
 from vllm_anvil.cli.app import app
+from vllm_anvil.plugin import ray_cluster
 from vllm_anvil.selection import Host, Plugin
 
 ANVIL = Plugin("anvil", "vllm_anvil:register", "vllm-anvil")
@@ -62,7 +63,7 @@ CPU = {"class": "vllm.platforms.cpu.CpuPlatform", "device_name": "cpu", "errors"
 
 @pytest.fixture(autouse=True)
 def versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = {"triton": "3.9.0", "llvmlite": "0.47.0", "vllm-anvil": "0.1.0"}
+    installed = {"triton": "3.9.0", "llvmlite": "0.47.0", "vllm-anvil": "0.1.0", "ray": "2.60.0"}
     record = {
         "TORCH_VERSION": "2.13.0+cpu",
         "TRITON_VERSION": "3.9.0",
@@ -117,6 +118,23 @@ def test_several_devices() -> None:
     text = text_of(doctor.judge(HOST, answers(device=device)))
     assert "anvil:1" in text
     assert "2 (3-4)" in text
+
+
+def test_commands_for_ray() -> None:
+    other = DEVICE | {"device": "anvil:1", "physical_index": 1}
+    found = doctor.judge(HOST, answers(device=ANSWERS["device"] | {"devices": [DEVICE, other]}))
+    assert found.ray["version"] == "2.60.0"
+    text = text_of(found)
+    for command in ray_cluster.start_commands(2).values():
+        assert command in text
+    none = doctor.judge(HOST, answers(device={"devices": []}))
+    assert none.ray["commands"] == {} and "ray start" not in text_of(none)
+
+
+def test_ray_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "version_of", {"vllm-anvil": "0.1.0"}.get)
+    text = text_of(doctor.judge(HOST, answers()))
+    assert "Ray: not installed; 'vllm-anvil[ray]' brings it." in text
 
 
 def test_stepping_aside_is_explained() -> None:

@@ -46,10 +46,9 @@ PLATFORM_INHERITED_ON_PURPOSE = {
     "device_id_to_physical_device_id": ENGINE,
     "logical_device_id_to_visible_device_id": ENGINE,
     "visible_device_id_to_physical_device_id": ENGINE,
-    # Ray is refused.
-    "ray_device_key": NOT_ASKED,
-    "ray_noset_device_env_vars": NOT_ASKED,
-    "additional_env_vars": "variables copied to Ray workers, which are refused",
+    # Ray.
+    "ray_noset_device_env_vars": "none: Ray sets no variable for a resource that it does not know",
+    "additional_env_vars": "asked by the former Ray executor, which is refused",
     # Compilation and graphs: nothing is compiled or captured.
     "pass_key": NOT_ASKED,
     "get_pass_manager_cls": NOT_ASKED,

@@ -91,6 +91,7 @@ def test_checking_again_changes_nothing(configure: Any) -> None:
 
 
 SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+RAY = {"distributed_executor_backend": "ray"}
 CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
 
 
@@ -112,6 +113,8 @@ CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
         ({"enable_dbo": True}, "--enable-dbo"),
         ({"tensor_parallel_size": 2}, "ANVIL_DEVICES=2"),
         ({"pipeline_parallel_size": 2}, "ANVIL_DEVICES=2"),
+        (RAY | {"data_parallel_size": 2}, "--data-parallel-size with --distributed-executor"),
+        ({"data_parallel_backend": "ray", "data_parallel_size": 2}, "--data-parallel-backend ray"),
         ({"dtype": torch.float64}, "--dtype float64"),
         ({"quantization": "fp8"}, "--quantization fp8"),
         ({"quantization": "awq"}, "--quantization awq"),
@@ -189,6 +192,25 @@ def test_all_reasons_are_given_at_once(configure: Any) -> None:
     with pytest.raises(ValueError, match="--enable-lora") as caught:
         configure(enable_lora=True, cpu_offload_gb=1.0)
     assert "--cpu-offload-gb" in str(caught.value)
+
+
+def test_ray_counts_its_own_devices(configure: Any) -> None:
+    """The cluster's hosts may have devices that this one has not."""
+    from vllm_anvil.plugin.ray_executor import AnvilRayExecutor
+
+    config = configure(**RAY, tensor_parallel_size=2)
+    assert config.parallel_config.distributed_executor_backend is AnvilRayExecutor
+    assert config.parallel_config.use_ray
+    assert config.scheduler_config.async_scheduling
+    AnvilPlatform.check_and_update_config(config)
+
+
+def test_the_former_ray_executor_is_refused(
+    configure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
+    with pytest.raises(ValueError, match="VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0 is not supported"):
+        configure(**RAY)
 
 
 def test_unknown_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -502,3 +502,65 @@ assert chosen == [True]
 """
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_ray_environment_is_needed(python: Any) -> None:
+    result = python(
+        """
+import os
+from vllm.platforms import current_platform
+from vllm.v1.executor import ray_executor_v2
+from vllm_anvil import envs
+from vllm_anvil.plugin.seams import ray_environment
+
+def copied():
+    return ray_executor_v2.get_driver_env_vars(ray_executor_v2.WORKER_SPECIFIC_ENV_VARS)
+
+assert current_platform.device_control_env_var in envs.OF_A_HOST
+assert copied()["ANVIL_VISIBLE_DEVICES"] == "1", "the engine leaves it out now"
+ray_environment.apply()
+assert not set(envs.OF_A_HOST) & set(copied()) and copied()["ANVIL_COMM"] == "gloo"
+""",
+        ANVIL_DEVICES="2",
+        ANVIL_VISIBLE_DEVICES="1",
+        ANVIL_DEVICE_MEMORY="1GiB",
+        ANVIL_ISA="avx2",
+        ANVIL_COMM="gloo",
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_ray_devices_is_needed(python: Any) -> None:
+    """tests/e2e/test_ray.py runs it in processes that Ray has started."""
+    from vllm.v1.executor.ray_executor_v2 import RayWorkerProc
+
+    source = inspect.getsource(RayWorkerProc.get_node_and_physical_gpu_ids)
+    assert "get_accelerator_ids()[device_key]" in source
+    result = python(
+        """
+import ray
+from types import SimpleNamespace
+from ray._private import accelerators
+assert "ANVIL" not in accelerators.get_all_accelerator_resource_names(), "Ray knows the device"
+
+from vllm.platforms import current_platform
+from vllm_anvil.plugin.seams import ray_devices
+assert current_platform.device_type == "anvil"  # was constructed after ray was imported
+first = ray.runtime_context.RuntimeContext.get_accelerator_ids
+assert first.knows_anvil
+ray_devices.apply()
+assert ray.runtime_context.RuntimeContext.get_accelerator_ids is first
+
+def ids_of(name, pattern):
+    return [1] if name == "ANVIL" else []
+
+worker = SimpleNamespace(
+    check_connected=lambda: None, get_accelerator_ids_for_accelerator_resource=ids_of
+)
+ids = ray.runtime_context.RuntimeContext(worker).get_accelerator_ids()
+assert ids["ANVIL"] == ["0"] and ids["GPU"] == [], ids
+""",
+        ANVIL_DEVICES="2",
+        ANVIL_VISIBLE_DEVICES="1,0",
+    )
+    assert result.returncode == 0, result.stderr

@@ -17,13 +17,15 @@ from vllm_anvil.plugin import orphans, start_method
 
 assert type(current_platform).__name__ == "AnvilPlatform"
 
-def show(name):
-    start_method.choose()
-    print(name, get_mp_context().get_start_method(), start_method._why_not_fork(), sep="|")
+def show(name, **conditions):
+    start_method.choose(**conditions)
+    reason = start_method._why_not_fork(conditions.get("with_ray", False))
+    print(name, get_mp_context().get_start_method(), reason, sep="|")
 
 show("nothing")
 assert os.fork() or os._exit(0 if torch.ones(2, device="anvil").sum() == 2 else 1)
 assert os.wait()[1] == 0, "a forked child uses the device"
+show("ray", with_ray=True)
 end = threading.Event()
 thread = threading.Thread(target=end.wait)
 thread.start()
@@ -58,6 +60,7 @@ def test_forked_where_that_is_safe() -> None:
     found, output = outcomes(PROGRAM)
     assert found["nothing"] == found["no thread"] == found["watcher"] == ("fork", "None")
     spawned = {
+        "ray": "Ray's threads",
         "thread": "other Python threads",
         "openmp": "OpenMP threads",
         "device": "uses the anvil device",

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vllm_anvil import envs, selection
+from vllm_anvil.plugin import ray_cluster
 
 PROBE_TIMEOUT_S = 120.0
 PYTHON_FROM = (3, 11)
@@ -69,6 +70,7 @@ class Report:
     isa: dict[str, Any] | None
     device_error: str | None
     engine: dict[str, Any]
+    ray: dict[str, Any]
     torchvision: dict[str, Any]
     environment: list[Setting]
     problems: list[str]
@@ -123,6 +125,7 @@ def judge(host: selection.Host, answers: dict[str, dict[str, Any]]) -> Report:
         isa=device.get("isa"),
         device_error=device.get("error"),
         engine={k: v for k, v in engine.items() if k != "error"},
+        ray=_ray(len(device.get("devices", []))),
         torchvision=answers["torchvision"],
         environment=_settings(host),
         problems=_problems(host, versions, answers, decision.message),
@@ -156,6 +159,12 @@ def _explain(
     if not agree and prediction.uses_anvil:
         return f"vLLM chose {resolved} although Anvil offers itself.", prediction.remedy
     return prediction.reason, prediction.remedy
+
+
+def _ray(devices: int) -> dict[str, Any]:
+    """The installed Ray, or None, and the commands that start it where there are devices."""
+    commands = ray_cluster.start_commands(devices) if devices else {}
+    return {"version": selection.version_of("ray"), "commands": commands}
 
 
 def _skipped_by(plugin: selection.Plugin, host: selection.Host) -> str | None:

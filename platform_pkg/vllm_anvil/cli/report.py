@@ -25,6 +25,7 @@ def show(report: Report, console: Console | None = None) -> None:
         )
     if report.engine:
         console.print(_engine(report))
+    _ray(report, console)
     console.print(_plugins(report))
     console.print(_environment(report))
     for problem in report.problems:
@@ -123,6 +124,22 @@ def _engine(report: Report) -> Table:
         table.add_row(label, escape(str(value)) if value else "[red]unknown[/]")
     table.add_row("communicator", escape(str(report.engine.get("communicator") or "none")))
     return table
+
+
+def _ray(report: Report, console: Console) -> None:
+    """How several hosts serve together, which the option for it does not tell."""
+    if not report.ray["commands"]:
+        return
+    if report.ray["version"] is None:
+        console.print("[bold]Ray[/]: not installed; 'vllm-anvil\\[ray]' brings it.\n")
+        return
+    console.print(
+        f"[bold]Ray[/] {report.ray['version']}, for --distributed-executor-backend ray, is started "
+        "on this host with"
+    )
+    for where, command in report.ray["commands"].items():
+        console.print(f"  {where}: {escape(command)}", soft_wrap=True)
+    console.print()
 
 
 def _plugins(report: Report) -> Table | str:

@@ -99,9 +99,20 @@ REFUSALS = (
         "overlapping two half batches needs streams that run concurrently",
     ),
     Refusal(
-        "--distributed-executor-backend ray",
-        lambda c: c.parallel_config.use_ray,
-        "Ray does not know the device as a resource. Use mp",
+        "--data-parallel-backend ray",
+        lambda c: c.parallel_config.data_parallel_backend == "ray",
+        "replicas as Ray actors are not proven on the device. Use mp",
+    ),
+    Refusal(
+        "--data-parallel-size with --distributed-executor-backend ray",
+        lambda c: c.parallel_config.use_ray and c.parallel_config.data_parallel_size > 1,
+        "replicas that share a Ray cluster are not proven on the device. Start an engine for each",
+    ),
+    Refusal(
+        "VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0",
+        lambda c: c.parallel_config.use_ray and not vllm_envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND,
+        "the engine's former Ray executor passes steps on through Ray's graphs, which know no such "
+        "device. Unset it",
     ),
     Refusal(
         "--moe-backend",
@@ -156,6 +167,8 @@ def refuse_unsupported(config: VllmConfig) -> None:
 def _check_device_count(config: VllmConfig) -> None:
     """Every rank on this host needs a device of its own."""
     parallel = config.parallel_config
+    if parallel.use_ray:
+        return  # the cluster's devices count: see `ray_cluster`
     assigned = parallel.assigned_physical_gpu_ids
     if assigned is None:
         needed = parallel.local_world_size * max(1, parallel.data_parallel_size_local)
@@ -178,11 +191,15 @@ def update(config: VllmConfig, worker_cls: str) -> None:
     parallel = config.parallel_config
     if parallel.worker_cls == "auto":
         parallel.worker_cls = worker_cls
+    if parallel.distributed_executor_backend == "ray":
+        from vllm_anvil.plugin.ray_executor import AnvilRayExecutor
+
+        parallel.distributed_executor_backend = AnvilRayExecutor
 
     graph_config.enforce(config)
 
     _set_block_size(config)
-    start_method.choose()
+    start_method.choose(with_ray=parallel.use_ray)
 
 
 def _set_block_size(config: VllmConfig) -> None:

@@ -20,6 +20,7 @@ from vllm.platforms.interface import Platform, PlatformEnum
 
 from vllm_anvil import envs
 from vllm_anvil.plugin import attention, orphans, seams, start_method
+from vllm_anvil.plugin.ray_cluster import RESOURCE as RAY_RESOURCE
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -49,6 +50,7 @@ class AnvilPlatform(Platform):
     dispatch_key = "PrivateUse1"
     dist_backend = "cpu:gloo,anvil:anvil"
     device_control_env_var = "ANVIL_VISIBLE_DEVICES"
+    ray_device_key = RAY_RESOURCE
     # Inductor knows no code generator for the device.
     simple_compile_backend = "eager"
 

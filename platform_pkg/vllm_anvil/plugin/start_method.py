@@ -31,17 +31,19 @@ def prepare() -> None:
     os.environ[VARIABLE] = "spawn"
 
 
-def choose() -> None:
+def choose(with_ray: bool = False) -> None:
     """Sets the method for processes that are about to start, for this process and its children."""
-    reason = _why_not_fork()
+    reason = _why_not_fork(with_ray)
     if _asked_for == "fork" and reason is not None:
         logger.warning("%s=fork is overridden with spawn: %s.", VARIABLE, reason)
     os.environ[VARIABLE] = "spawn" if _asked_for == "spawn" or reason is not None else "fork"
 
 
-def _why_not_fork() -> str | None:
+def _why_not_fork(with_ray: bool) -> str | None:
     import vllm_anvil.device  # registers the device, hence not at the top
 
+    if with_ray:
+        return "Ray's threads do not live on in a forked child"
     if vllm_anvil.device.is_in_use():
         return "this process uses the anvil device, which does not work in a forked child"
     # One that only waits for another process holds no lock.

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 # Applied in this order. EVERY_PROCESS: when the platform is constructed, while much of vLLM is not
 # imported yet. CONFIGURATION: before a configuration is made. ENGINE: in a process that configures
-# or runs an engine, before it starts others. WORKER: before a worker builds anything.
-EVERY_PROCESS = ("engine_metadata",)
+# or runs an engine, before it starts others. RAY_EXECUTOR: before Ray starts ranks. WORKER: before
+# a worker builds anything.
+EVERY_PROCESS = ("engine_metadata", "ray_devices")
 CONFIGURATION = ("batch_defaults",)
 ENGINE = ("worker_start",)
+RAY_EXECUTOR = ("ray_environment",)
 WORKER = (
     "torch_threads",
     "torch_cuda_names",
@@ -36,7 +38,7 @@ WORKER = (
 )
 # Adapt a model that is loaded, in this order.
 MODEL = ("hidden_states", "weight_packing", "attention_steps")
-ALL = EVERY_PROCESS + CONFIGURATION + ENGINE + WORKER + MODEL
+ALL = EVERY_PROCESS + CONFIGURATION + ENGINE + RAY_EXECUTOR + WORKER + MODEL
 
 
 def apply(names: Iterable[str]) -> None:
