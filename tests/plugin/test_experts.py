@@ -251,3 +251,16 @@ def test_the_engines_routers(scoring: str, renormalize: bool) -> None:
             share = share / share.sum(-1, keepdim=True)
         assert torch.equal(found[1].cpu().long(), chosen)
         assert torch.allclose(found[0].cpu().double(), share * scale, rtol=1e-6)
+
+
+def test_padding_of_the_step_is_not_routed() -> None:
+    """Of a step's own tokens; tokens that were gathered from several replicas are all routed."""
+    from vllm.forward_context import get_forward_context
+
+    x, logits = normal(6, HIDDEN, seed=11).to("anvil"), normal(6, 8, seed=12).to("anvil")
+    everything = fused_topk(x, logits, 2, True)[1]
+    get_forward_context().is_padding = torch.tensor([False] * 4 + [True] * 2, device="anvil")
+    ids = fused_topk(x, logits, 2, True)[1]
+    assert torch.equal(ids[:4], everything[:4]) and bool((ids[4:] == -1).all())
+    gathered = fused_topk(x.repeat(2, 1), logits.repeat(2, 1), 2, True)[1]
+    assert torch.equal(gathered, everything.repeat(2, 1))

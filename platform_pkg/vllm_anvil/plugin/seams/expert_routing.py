@@ -6,7 +6,8 @@ What vLLM does
     `topk_sigmoid`, ops of the extension `_moe_C`, which builds for CUDA and ROCm alone have. (The
     grouped router is plain torch, and so are functions that models bring.)
 What is changed
-    These two names mean functions that call `torch.ops.anvil.choose_experts`.
+    These two names mean functions that call `torch.ops.anvil.choose_experts`. A mask of padding
+    that is another batch's is left out: what is padding there is computed, and nobody reads it.
 Checked against
     vllm 0.32.
 Unnecessary when
@@ -41,7 +42,7 @@ def topk_softmax(
         "softmax",
         renormalize,
         e_score_correction_bias,
-        skip=is_padding,
+        skip=_mask_of(gating_output, is_padding),
     )
 
 
@@ -64,8 +65,14 @@ def topk_sigmoid(
         renormalize,
         e_score_correction_bias,
         routed_scaling_factor,
-        is_padding,
+        _mask_of(gating_output, is_padding),
     )
+
+
+def _mask_of(logits: torch.Tensor, is_padding: torch.Tensor | None) -> torch.Tensor | None:
+    """The mask, where it is that of these tokens. With data-parallel replicas they are those of all
+    replicas, gathered before experts are chosen, and the mask is this replica's."""
+    return is_padding if is_padding is not None and len(is_padding) == len(logits) else None
 
 
 def apply() -> None:
