@@ -25,6 +25,7 @@ from vllm_anvil import envs, is_strict
 PLATFORM = "vllm_anvil.plugin.platform.AnvilPlatform"
 CUDA_PLATFORM = "vllm_anvil.plugin.cuda_platform.AnvilCudaPlatform"
 PLUGIN_GROUP = "vllm.platform_plugins"
+ENDPOINT_GROUP = "vllm.endpoint_plugins"
 PLUGIN = "anvil"
 ENTRY_POINT = "vllm_anvil:register"
 
@@ -39,7 +40,7 @@ REBUILD = (
 
 @dataclass(frozen=True)
 class Plugin:
-    """An entry point of the group vllm.platform_plugins."""
+    """An entry point of the group vllm.platform_plugins, or of vllm.endpoint_plugins."""
 
     name: str
     value: str
@@ -59,7 +60,8 @@ class Host:
 
     `engines` are the installed vLLM distributions with their versions; `extension_problem` says
     why `_C` cannot be loaded by this Python, or None; `built_for_torch` is the torch that `_C`
-    was compiled against; `nvidia_gpu` is the evidence of a CUDA GPU, or None.
+    was compiled against; `nvidia_gpu` is the evidence of a CUDA GPU, or None. `plugins` are those
+    of platforms, `endpoints` those of HTTP routes.
     """
 
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -69,6 +71,7 @@ class Host:
     built_for_torch: str | None = None
     nvidia_gpu: str | None = None
     plugins: tuple[Plugin, ...] = ()
+    endpoints: tuple[Plugin, ...] = ()
 
     @property
     def vllm_version(self) -> str | None:
@@ -131,10 +134,14 @@ def observe(environ: Mapping[str, str] | None = None) -> Host:
         extension_problem=extension_problem(),
         built_for_torch=built_for().get("TORCH_VERSION"),
         nvidia_gpu=nvidia_gpu(),
-        plugins=tuple(
-            Plugin(e.name, e.value, _distribution_of(e))
-            for e in metadata.entry_points(group=PLUGIN_GROUP)
-        ),
+        plugins=_plugins(PLUGIN_GROUP),
+        endpoints=_plugins(ENDPOINT_GROUP),
+    )
+
+
+def _plugins(group: str) -> tuple[Plugin, ...]:
+    return tuple(
+        Plugin(e.name, e.value, _distribution_of(e)) for e in metadata.entry_points(group=group)
     )
 
 
@@ -414,9 +421,15 @@ def _not_asked(host: Host) -> Decision | None:
         )
     if not any(allowed(p.name, host.environ) for p in ours):
         listed = host.environ["VLLM_PLUGINS"]
+        routes = [p.name for p in host.endpoints if p.name in listed.split(",")]
+        why = (
+            f" It is how {' and '.join(routes)} is asked for, but it filters platforms, too."
+            if routes
+            else ""
+        )
         return Decision(
             False,
-            f"VLLM_PLUGINS={listed!r} does not name {PLUGIN}, so vLLM does not ask it.",
+            f"VLLM_PLUGINS={listed!r} does not name {PLUGIN}, so vLLM does not ask it.{why}",
             f"Add {PLUGIN} to VLLM_PLUGINS (commas, no spaces), or unset VLLM_PLUGINS.",
         )
     return None

@@ -198,6 +198,37 @@ def test_prediction_that_does_not_come_true_is_shown() -> None:
     assert "anvil was expected; vLLM gave cpu." in text
 
 
+ROUTES = Plugin("routes", "some:Routes", "some-routes")
+
+
+@pytest.mark.surface(
+    "plugin system",
+    "endpoint plugins",
+    "`vllm-anvil doctor` notices that VLLM_PLUGINS names routes and leaves the platform out",
+)
+def test_naming_an_endpoint_leaves_the_platform_out() -> None:
+    host = replace(HOST, environ={"VLLM_PLUGINS": "routes"}, endpoints=(ROUTES,))
+    found = doctor.judge(host, answers(platform=CPU))
+    assert not found.uses_anvil and found.agree
+    assert "'routes' does not name anvil" in found.explanation
+    assert "how routes is asked for, but it filters platforms, too" in found.explanation
+    assert "Add anvil to VLLM_PLUGINS" in found.remedy
+    assert [one["loaded"] for one in found.endpoints] == [True]
+    # Without the routes' name there is no such reason.
+    other = doctor.judge(replace(host, environ={"VLLM_PLUGINS": "another"}), answers(platform=CPU))
+    assert "filters platforms" not in other.explanation
+
+
+@pytest.mark.parametrize(
+    ("environ", "shown"),
+    [({}, "by VLLM_PLUGINS=anvil,routes"), ({"VLLM_PLUGINS": "anvil,routes"}, "opened")],
+)
+def test_endpoints_are_shown(environ: dict[str, str], shown: str) -> None:
+    found = doctor.judge(replace(HOST, environ=environ, endpoints=(ROUTES,)), answers())
+    assert found.uses_anvil and found.problems == []
+    assert shown in text_of(found)
+
+
 def test_two_plugins() -> None:
     error = "RuntimeError: Only one platform plugin can be activated, but got: ['anvil', 'other']"
     host = replace(HOST, plugins=(ANVIL, RIVAL))

@@ -65,6 +65,7 @@ class Report:
     agree: bool
     register: dict[str, Any]
     plugins: list[dict[str, Any]]
+    endpoints: list[dict[str, Any]]
     versions: list[Version]
     devices: list[dict[str, Any]]
     isa: dict[str, Any] | None
@@ -120,6 +121,7 @@ def judge(host: selection.Host, answers: dict[str, dict[str, Any]]) -> Report:
             "level": logging.getLevelName(decision.level),
         },
         plugins=[asdict(p) | {"skipped_by": _skipped_by(p, host)} for p in host.plugins],
+        endpoints=[asdict(p) | {"loaded": _opened(p, host)} for p in host.endpoints],
         versions=versions,
         devices=device.get("devices", []),
         isa=device.get("isa"),
@@ -172,6 +174,11 @@ def _skipped_by(plugin: selection.Plugin, host: selection.Host) -> str | None:
     if selection.bypass(host.environ) is not None:
         return "VLLM_TARGET_DEVICE"
     return None if selection.allowed(plugin.name, host.environ) else "VLLM_PLUGINS"
+
+
+def _opened(endpoint: selection.Plugin, host: selection.Host) -> bool:
+    """Whether servers have its routes: unlike all other plugins, they are not loaded by default."""
+    return endpoint.name in host.environ.get("VLLM_PLUGINS", "").split(",")
 
 
 def _versions(host: selection.Host) -> list[Version]:

@@ -27,6 +27,8 @@ def show(report: Report, console: Console | None = None) -> None:
         console.print(_engine(report))
     _ray(report, console)
     console.print(_plugins(report))
+    if report.endpoints:
+        console.print(_endpoints(report))
     console.print(_environment(report))
     for problem in report.problems:
         console.print(f"[yellow]![/] {escape(problem)}", soft_wrap=True)
@@ -149,6 +151,15 @@ def _plugins(report: Report) -> Table | str:
     for plugin in report.plugins:
         asked = f"no ({plugin['skipped_by']})" if plugin["skipped_by"] else "yes"
         row = (plugin["name"], plugin["distribution"], plugin["value"], asked)
+        table.add_row(*map(escape, row))
+    return table
+
+
+def _endpoints(report: Report) -> Table:
+    table = _table("Endpoint plugins", "Name", "Distribution", "Object", "Its routes")
+    for plugin in report.endpoints:
+        opened = "opened" if plugin["loaded"] else f"by VLLM_PLUGINS=anvil,{plugin['name']}"
+        row = (plugin["name"], plugin["distribution"], plugin["value"], opened)
         table.add_row(*map(escape, row))
     return table
 

@@ -9,7 +9,8 @@ done to a model once it is loaded.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner as GPUModelRunnerV1
@@ -17,9 +18,20 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner as GPUModelRunnerV1
 from vllm_anvil.plugin import seams
 from vllm_anvil.plugin.seams.unquantized_gemm import only_shapes
 
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
 
 class AnvilModelRunner(GPUModelRunnerV2):
     """Model Runner V2 on an anvil device."""
+
+    def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config, *args, **kwargs)
+        # So that each step says whether it was replayed (plugin/observability). In the front end,
+        # which logs a table of these, the option stays as the user has set it.
+        self.observability_config = replace(
+            vllm_config.observability_config, cudagraph_metrics=True
+        )
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from vllm.config import CUDAGraphMode
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.platforms import current_platform
@@ -30,10 +31,12 @@ from vllm.v1.worker.utils import request_memory
 
 import vllm_anvil.device as anvil
 from vllm_anvil.plugin import custom_ops, seams
+from vllm_anvil.plugin.observability.telemetry import Telemetry
 from vllm_anvil.plugin.recording_worker import RecordingWorker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
 
     from vllm_anvil.plugin.model_runner import AnvilModelRunner, AnvilModelRunnerV1
 
@@ -54,6 +57,8 @@ def _garbage_only_when_asked_for() -> Iterator[None]:
 
 class AnvilWorker(RecordingWorker):
     """A rank of the engine on one anvil device."""
+
+    _telemetry: Telemetry | None = None
 
     @staticmethod
     def model_runner_path(vllm_config: VllmConfig) -> str:
@@ -180,7 +185,9 @@ class AnvilWorker(RecordingWorker):
 
     def compile_or_warm_up_model(self) -> Any:
         with _garbage_only_when_asked_for():
-            return super().compile_or_warm_up_model()
+            result = super().compile_or_warm_up_model()
+        self._telemetry = Telemetry(self)
+        return result
 
     def initialize_cache(self, num_gpu_blocks: int, num_cpu_blocks: int = 0) -> None:
         """Records the size of the cache, in blocks. vLLM's document promises the call; the engine
@@ -189,6 +196,25 @@ class AnvilWorker(RecordingWorker):
         self.cache_config.num_cpu_blocks = num_cpu_blocks
 
     # ------------------------------------------------------------------ while it runs
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
+        """A step's forward pass, which is counted."""
+        output = super().execute_model(scheduler_output)
+        tokens = scheduler_output.total_num_scheduled_tokens
+        if self._telemetry is not None and tokens:
+            # Until the step is sampled from; a pooling model's has been by now.
+            state = getattr(self.model_runner, "execute_model_state", None)
+            notes = None if state is None else state.cudagraph_stats
+            replayed = notes is not None and notes.runtime_mode == CUDAGraphMode.FULL.name
+            self._telemetry.step(tokens, replayed)
+        return output
+
+    def anvil_report(self) -> dict[str, Any]:
+        """What the worker runs with and what it has done, of JSON's types: for the routes below
+        /anvil/, and for `collective_rpc("anvil_report")` of any engine."""
+        if self._telemetry is None:
+            raise RuntimeError(f"the worker of rank {self.rank} is not ready yet")
+        return self._telemetry.report()
 
     def check_health(self) -> None:
         """Waits for the device. Raises RuntimeError, which names it, when work on it failed."""
@@ -221,6 +247,9 @@ class AnvilWorker(RecordingWorker):
     def shutdown(self) -> None:
         """Releases the model, the KV cache and the memory they held. May be called again, and
         after a start that failed half-way."""
+        if self._telemetry is not None:
+            self._telemetry.close()
+            self._telemetry = None
         super().shutdown()
         self.model_runner = None
         gc.collect()
