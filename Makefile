@@ -22,8 +22,8 @@ CPP := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp')
 export PATH := $(abspath $(BIN)):$(PATH)
 export MAX_JOBS := $(JOBS)
 
-.PHONY: help demo dev build model test test-full test-cpp test-cuda triton-starts fuzz-triton san
-.PHONY: parity bench bench-attention bench-e2e baseline lint type docs clean
+.PHONY: help demo dev build model embedding-model test test-full test-cpp test-cuda triton-starts fuzz-triton san
+.PHONY: parity bench bench-attention bench-e2e baseline lint type docs surfaces clean
 
 help: ## Show this list
 	@echo "make TARGET, where TARGET is one of"
@@ -37,11 +37,11 @@ dev: $(STAMPS)/dev ## Make .venv: the engine, this package (editable) and the de
 build: $(STAMPS)/engine ## Compile the C++ module in place
 	@$(STEP) "compiling the C++ module" $(BIN)/python setup.py build_ext --inplace
 
-test: $(STAMPS)/dev model test-cpp ## Run the test suite (PYTEST_ARGS="tests/device -k ...")
+test: $(STAMPS)/dev model embedding-model test-cpp ## Run the test suite (PYTEST_ARGS="tests/device -k ...")
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) || { status=$$?; [ $$status -le 128 ] || \
 	  echo "signal $$((status - 128)) ended pytest in $$(cat build/last_test)" >&2; exit $$status; }
 
-test-full: $(STAMPS)/dev model test-cpp ## Run the test suite with its slow part
+test-full: $(STAMPS)/dev model embedding-model test-cpp ## Run the test suite with its slow part
 	$(BIN)/python -m pytest -m "slow or not slow" $(PYTEST_ARGS)
 
 test-cpp: $(STAMPS)/dev ## Run the C++ tests
@@ -91,6 +91,10 @@ lint: $(STAMPS)/dev type ## Check style, layer rules and generated pages
 type: $(STAMPS)/dev ## Check types
 	$(BIN)/mypy
 
+surfaces: $(STAMPS)/dev model embedding-model ## Run the tests of what the engine lets a plugin do, and record them
+	$(BIN)/python -m pytest -m surface --record-surfaces tests
+	$(BIN)/python tools/generate_docs.py
+
 docs: $(STAMPS)/dev ## Regenerate the pages that are made from the code
 	$(BIN)/python tools/generate_docs.py
 	$(BIN)/python tests/device/op_support.py --write
@@ -101,6 +105,9 @@ clean: ## Remove what was built (.venv and models/ stay)
 
 model: $(STAMPS)/engine
 	@$(STEP) "preparing the demo model" $(BIN)/python tools/demo_model.py
+
+embedding-model: $(STAMPS)/engine
+	@$(STEP) "preparing the embedding model" $(BIN)/python tools/embedding_model.py
 
 # The engine, and in .venv the tools that compile the package. Media packages that pip brought for
 # another torch are taken out again, since they keep every model from loading.

@@ -16,6 +16,15 @@ from typing import Any
 
 import pytest
 
+sys.path.append(str(Path(__file__).parent))
+
+from surface_record import (  # noqa: F401  hooks
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_runtest_logreport,
+    pytest_sessionfinish,
+)
+
 ROOT = Path(__file__).resolve().parent.parent
 ANVIL_FILES = ("vllm_anvil", "anvil_attention", "anvil_communicator", "__editable__")
 
@@ -54,6 +63,12 @@ def smollm2() -> Path:
     float32, and the other leads elsewhere. "... Answer in one sentence." leads to Paris by 0.8.
     """
     return Path(run_tool("demo_model.py"))
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The folder of all-MiniLM-L6-v2, which embeds sentences; downloaded when missing."""
+    return Path(run_tool("embedding_model.py"))
 
 
 @pytest.fixture(scope="session")

