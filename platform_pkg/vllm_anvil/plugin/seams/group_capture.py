@@ -13,7 +13,7 @@ Checked against
 Unnecessary when
     The engine takes a communicator of a platform of its own.
 Test that fails then
-    tests/plugin/test_seams.py::test_group_capture_is_needed
+    tests/plugin/test_rank_seams.py::test_group_capture_is_needed
 """
 
 from __future__ import annotations

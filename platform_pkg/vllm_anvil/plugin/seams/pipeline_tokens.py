@@ -16,7 +16,7 @@ Checked against
 Unnecessary when
     The device runs commands of another stream while one waits for another rank.
 Test that fails then
-    tests/plugin/test_seams.py::test_pipeline_tokens_is_needed
+    tests/plugin/test_rank_seams.py::test_pipeline_tokens_is_needed
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Checked against
 Unnecessary when
     Ray lets accelerators be registered, or the engine asks the platform for the devices.
 Test that fails then
-    tests/plugin/test_seams.py::test_ray_devices_is_needed
+    tests/plugin/test_rank_seams.py::test_ray_devices_is_needed
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Unnecessary when
     The engine leaves out the platform's `device_control_env_var`, and variables that the platform
     names.
 Test that fails then
-    tests/plugin/test_seams.py::test_ray_environment_is_needed
+    tests/plugin/test_rank_seams.py::test_ray_environment_is_needed
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Checked against
 Unnecessary when
     The engine names the worker, and asks the platform how to start one.
 Test that fails then
-    tests/plugin/test_seams.py::test_worker_start_is_needed
+    tests/plugin/test_rank_seams.py::test_worker_start_is_needed
 """
 
 from __future__ import annotations
