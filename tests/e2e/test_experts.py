@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +24,12 @@ from .expert_models import distributions, make, prompts
 HERE = Path(__file__).parent
 KINDS = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2")
 NEW_TOKENS = 12
+ENGINE = {
+    "max_model_len": 256,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+    "kv_cache_memory_bytes": 8 << 20,
+}
 # Of a log-probability: two orders of the float32 sums of three layers, in all.
 SUMMATION = 1e-4
 
@@ -73,11 +85,6 @@ def test_transformers_agrees(kind: str, models: dict[str, Path], alone: dict[str
     assert report["steps"] < NEW_TOKENS
 
 
-def two_devices(folder: Path, model: Path, forced: list[list[int]], **options: Any) -> Any:
-    arguments = {"model": str(model), "tensor_parallel_size": 2, **options}
-    return engines(folder, {"two": arguments}, forced, ANVIL_DEVICES="2")
-
-
 needs_two_cores = pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2, reason="two devices need two cores"
 )
@@ -97,7 +104,8 @@ def test_two_devices_share_the_experts(
 ) -> None:
     """Each has half of the experts, or half of each expert. Decode steps are replayed from graphs,
     with their collectives."""
-    found = two_devices(tmp_path, models["mixtral"], [], dtype="float32", **options)
+    arguments = {"model": str(models["mixtral"]), "dtype": "float32", "tensor_parallel_size": 2}
+    found = engines(tmp_path, {"two": arguments | options}, ANVIL_DEVICES="2")
     one, two = alone["mixtral"], found["two"]
     assert two["tokens"] == one["tokens"]
     for ours, theirs in zip(two["logprobs"], one["logprobs"], strict=True):
@@ -105,3 +113,84 @@ def test_two_devices_share_the_experts(
     for device in ("anvil:0", "anvil:1"):
         assert f"AnvilWorker on device={device}" in found["log"]
     assert "Graph capturing finished" in found["log"]
+
+
+@needs_two_cores
+@pytest.mark.slow
+def test_two_devices_share_bfloat16_experts(models: dict[str, Path], tmp_path: Path) -> None:
+    """Teacher-forced, since a sum that rounds differently may round a key to another number."""
+    one = {"model": str(models["mixtral"]), "dtype": "bfloat16"}
+    two = one | {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+    found = engines(tmp_path, {"one": one, "two": two}, prompts(), ANVIL_DEVICES="2")
+    texts = zip(found["two"]["forced"], found["one"]["forced"], strict=True)
+    distance = torch.cat([(torch.tensor(a) - torch.tensor(b)).abs() for a, b in texts])
+    assert distance.max() < 0.02 and distance.median() < 1e-4
+
+
+@needs_two_cores
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("mixtral", ("--enable-expert-parallel",)), ("qwen2_moe", ())],
+    ids=["experts", "replicated"],
+)
+def test_replicas_exchange_tokens(
+    kind: str, options: tuple[str, ...], models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Two replicas of all but the experts, which both compute for each other, answer requests that
+    run at once with what transformers computes."""
+    answers = serve(models[kind], tmp_path / "log", "--data-parallel-size", "2", *options)
+    expected = distributions(models[kind], prompts(), answers)
+    assert answers == [rows.argmax(-1).tolist() for rows in expected]
+
+
+def serve(model: Path, log: Path, *options: str) -> list[list[int]]:
+    """The tokens that a server on two devices continues the prompts with, all at once."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = {**ENGINE, "dtype": "float32", "host": "127.0.0.1", "port": port}
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+    command = ("-m", "vllm.entrypoints.cli.main", "serve", str(model), "--skip-tokenizer-init")
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [sys.executable, *command, *arguments, *options],
+            env={**os.environ, "VLLM_PLUGINS": "anvil", "ANVIL_DEVICES": "2"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def ask(prompt: list[int]) -> list[int]:
+        body = {
+            "model": str(model),
+            "prompt": prompt,
+            "max_tokens": NEW_TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "detokenize": False,
+        }
+        address, kind = f"http://127.0.0.1:{port}/v1/completions", "application/json"
+        request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": kind})
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            return json.load(answer)["choices"][0]["token_ids"]
+
+    try:
+        for _ in range(600):
+            assert server.poll() is None, log.read_text()[-8000:]
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(1)
+        with ThreadPoolExecutor(len(prompts())) as pool:
+            return list(pool.map(ask, prompts()))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)
+        try:
+            server.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
