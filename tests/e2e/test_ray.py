@@ -173,8 +173,9 @@ def test_two_hosts(
         error, said = read_until(process, "ENDED")
         said += process.stdout.read()
         assert "EngineDeadError" in error
-        assert "Rank 1 of the engine has ended: " in said
-        assert "ip: 127.0.0.3" in said
+        # Ray's word of it, or the other rank's, whichever comes first.
+        from_ray = "Rank 1 of the engine has ended: " in said and "ip: 127.0.0.3" in said
+        assert from_ray or "rank 1 did not do its part" in said, said
     first.wait_without_ranks()
     further.wait_without_ranks()
 

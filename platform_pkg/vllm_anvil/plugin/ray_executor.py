@@ -9,7 +9,6 @@ left to this one is to say at once what the engine's would wait half an hour for
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 logger = init_logger("vllm.plugins.anvil.ray_executor")
-
-# Within which Ray tells of a process that is gone.
-NOTICE_S = 10.0
 
 
 class AnvilRayExecutor(RayExecutorV2):
@@ -59,16 +55,13 @@ class AnvilRayExecutor(RayExecutorV2):
         return runtime_env
 
     def _name_the_dead(self) -> None:
-        """Logs which ranks have ended by themselves, where, and what Ray knows of the reason."""
+        """Logs which ranks Ray knows to have ended by themselves, where, and the reason. Where
+        others notice first, their error names the rank that did not do its part."""
         import ray
 
         running = [h for h in getattr(self, "ray_worker_handles", ()) if h.run_ref is not None]
         if not running or not ray.is_initialized():
             return
-        # When an error ends the engine, another rank's may have come before Ray's word of the one
-        # that is gone.
-        failing = isinstance(sys.exc_info()[1], Exception)  # an orderly end is a SystemExit
-        ray.wait([handle.run_ref for handle in running], num_returns=1, timeout=NOTICE_S * failing)
         for handle in running:
             if not ray.wait([handle.run_ref], timeout=0)[0]:
                 continue
