@@ -17,14 +17,8 @@ import prometheus_client
 import pytest
 
 from vllm_anvil.plugin.observability import pages, stat_logger
-from vllm_anvil.plugin.observability.pages import DESCRIPTION_AT, LAYOUT, Figures, PageWriter
+from vllm_anvil.plugin.observability.pages import LAYOUT, Figures, PageWriter
 from vllm_anvil.plugin.observability.stat_logger import AnvilStatLogger, utilisation
-
-
-@pytest.fixture(autouse=True)
-def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(pages, "_folder", lambda: tmp_path)
-    return tmp_path
 
 
 def config(engine: int = 0, instance: str = "abcde") -> Any:
@@ -35,10 +29,10 @@ def config(engine: int = 0, instance: str = "abcde") -> Any:
     )
 
 
-def description(rank: int, pid: int | None = None) -> dict[str, Any]:
+def description(rank: int) -> dict[str, Any]:
     return {
         "rank": rank,
-        "pid": os.getpid() if pid is None else pid,
+        "pid": os.getpid(),
         "device": f"anvil:{rank}",
         "cores": 2,
         "kernels": {
@@ -52,33 +46,44 @@ def description(rank: int, pid: int | None = None) -> dict[str, Any]:
 
 def test_pages_of_an_engine() -> None:
     writers = [PageWriter(config(), description(rank)) for rank in (1, 0)]
-    PageWriter(config(engine=1), description(2))
-    PageWriter(config(instance="other"), description(3))
+    others = [
+        PageWriter(config(engine=1), description(2)),
+        PageWriter(config(instance="other"), description(3)),
+    ]
     found = pages.readers(config(), 0)
     assert [page.description for page in found] == [description(0), description(1)]
     figures = Figures(*range(1, LAYOUT.size // 8 + 1))
     writers[0].write(figures)
     assert [page.read() for page in found] == [Figures(), figures]
-    for writer in writers * 2:
+    for writer in (*writers, *writers, *others):
         writer.close()
     assert pages.readers(config(), 0) == []
     assert found[1].read() == figures  # what was read before stays
 
 
-def test_pages_are_not_for_others(folder: Path) -> None:
-    PageWriter(config(), description(0))
-    (page,) = folder.iterdir()
-    assert page.stat().st_mode & 0o777 == 0o600
-
-
-def test_a_page_of_a_worker_that_was_killed_is_removed(folder: Path) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    PageWriter(config(instance="old"), description(0, pid=gone.pid))
-    damaged = folder / f"anvil-{os.getuid()}-short-0-0"
-    damaged.write_bytes(bytes(DESCRIPTION_AT))
-    PageWriter(config(), description(0))
-    assert {page.name.split("-")[2] for page in folder.iterdir()} == {"abcde", "short"}
+def test_a_page_is_this_users_and_ends_with_its_worker() -> None:
+    program = f"""
+from types import SimpleNamespace
+from vllm_anvil.plugin.observability.pages import PageWriter
+parallel = SimpleNamespace(data_parallel_index=0)
+import os
+page = PageWriter(SimpleNamespace(instance_id="killed", parallel_config=parallel),
+                  {description(0)} | {{"pid": os.getpid()}})
+print("ready", flush=True)
+input()
+"""
+    worker = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert worker.stdout is not None and worker.stdout.readline() == "ready\n"
+    (page,) = pages.readers(config(instance="killed"), 0)
+    links = Path(f"/proc/{worker.pid}/fd").iterdir()
+    (file,) = [link for link in links if "anvil-page-killed" in os.readlink(link)]
+    assert file.stat().st_mode & 0o777 == 0o600
+    worker.kill()
+    worker.wait()
+    assert pages.readers(config(instance="killed"), 0) == []
+    assert page.read() == Figures()
 
 
 def test_utilisation() -> None:
@@ -142,8 +147,9 @@ def test_counters_and_gauges(
 
 def test_two_engines_share_the_metrics(metrics: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     on(monkeypatch, "anvil")
-    for engine in (0, 1):
-        PageWriter(config(engine), description(engine)).write(Figures(steps=engine + 1))
+    writers = [PageWriter(config(engine), description(engine)) for engine in (0, 1)]
+    for engine, writer in enumerate(writers):
+        writer.write(Figures(steps=engine + 1))
         AnvilStatLogger(config(engine), engine).log_engine_initialized()
     assert metrics()["anvil:steps_total", "anvil:1"] == 2
 
@@ -157,7 +163,8 @@ def test_on_another_platform_it_does_nothing(
     on(monkeypatch, device_type)
     settings = config()
     settings.parallel_config._api_process_rank = front_end
-    PageWriter(settings, description(0)).write(Figures(steps=3))
+    writer = PageWriter(settings, description(0))
+    writer.write(Figures(steps=3))
     logger = AnvilStatLogger(settings)
     logger.log_engine_initialized()
     logger.record(None, None)

@@ -2,9 +2,10 @@
 """A page of shared memory for each worker: written in every step, read by the engine's front end.
 
 The engine hands its stat loggers what the scheduler knows, and nothing that a worker does. A page
-is a file of a few hundred bytes in /dev/shm, named by the engine's `instance_id`, which both sides
-have in their configuration; a worker removes its page when it ends. One on another host is not
-seen: its figures are under /anvil/ only.
+is a memory file (memfd) of a few hundred bytes that its worker holds open: it is in no file system,
+and gone with the worker, also where that is killed. It is found among the open files of this user's
+processes by the engine's `instance_id`, which both sides have in their configuration. One on
+another host is not seen: its figures are under /anvil/ only.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import mmap
 import os
 import struct
-import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,13 +55,8 @@ LAYOUT = struct.Struct(f"={len(fields(Figures))}d")
 assert LAYOUT.size <= DESCRIPTION_AT
 
 
-def _folder() -> Path:
-    shared = Path("/dev/shm")
-    return shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
-
-
 def _prefix(config: VllmConfig, engine: int) -> str:
-    return f"anvil-{os.getuid()}-{config.instance_id}-{engine}-"
+    return f"anvil-page-{config.instance_id}-{engine}-"
 
 
 class PageWriter:
@@ -73,21 +69,22 @@ class PageWriter:
     def __init__(self, config: VllmConfig, description: dict[str, Any]) -> None:
         text = json.dumps(description).encode()
         engine = config.parallel_config.data_parallel_index
-        self._path = _folder() / f"{_prefix(config, engine)}{description['rank']}"
-        _remove_abandoned()
-        # Complete before it has its name, and readable by this user alone.
-        with tempfile.NamedTemporaryFile(dir=self._path.parent, delete=False) as file:
-            file.write(bytes(DESCRIPTION_AT) + text)
-            file.flush()
-            self._map = mmap.mmap(file.fileno(), 0)
-            os.replace(file.name, self._path)
+        name = f"{_prefix(config, engine)}{description['rank']}"
+        file = os.memfd_create(name, os.MFD_CLOEXEC)
+        try:
+            os.fchmod(file, 0o600)
+            os.write(file, bytes(DESCRIPTION_AT) + text)
+            self._map = mmap.mmap(file, 0)  # which keeps it open
+        finally:
+            os.close(file)
 
     def write(self, figures: Figures) -> None:
         LAYOUT.pack_into(self._map, 0, *vars(figures).values())
 
     def close(self) -> None:
-        """Removes the page. May be called again."""
-        self._path.unlink(missing_ok=True)
+        """Takes the page back: it is not found any more. May be called again."""
+        # Readers keep the file open, so that closing it here would not do.
+        self._map[DESCRIPTION_AT:] = bytes(len(self._map) - DESCRIPTION_AT)
 
 
 class PageReader:
@@ -104,17 +101,23 @@ class PageReader:
 
 def readers(config: VllmConfig, engine: int) -> list[PageReader]:
     """The pages of an engine's workers on this host, by rank."""
-    found = []
-    for path in _folder().glob(f"{_prefix(config, engine)}*"):
-        with contextlib.suppress(OSError, ValueError):  # it has just gone
-            found.append(PageReader(path))
-    return sorted(found, key=lambda page: page.description["rank"])
-
-
-def _remove_abandoned() -> None:
-    """Removes pages of this user's workers that were killed."""
-    for path in _folder().glob(f"anvil-{os.getuid()}-*"):
+    wanted = f"/memfd:{_prefix(config, engine)}"
+    found: dict[int, PageReader] = {}
+    for file in _open_files():
+        # A process or a page may have just gone, and other users' files are not shown.
         with contextlib.suppress(OSError, ValueError):
-            pid = PageReader(path).description["pid"]
-            if not os.path.exists(f"/proc/{pid}"):
-                path.unlink(missing_ok=True)
+            if not os.readlink(file).startswith(wanted):
+                continue
+            page = PageReader(file)
+            # Readers have the pages of others open.
+            if file.parts[2] == str(page.description["pid"]):
+                found[page.description["rank"]] = page
+    return [found[rank] for rank in sorted(found)]
+
+
+def _open_files() -> Iterator[Path]:
+    """Of all processes that may be looked at, as /proc/PID/fd/NUMBER."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            for name in os.listdir(process / "fd"):
+                yield process / "fd" / name
