@@ -25,7 +25,6 @@ from vllm_anvil.ops.activation import gelu_and_mul, silu_and_mul
 from vllm_anvil.ops.experts import mixture_of_experts
 from vllm_anvil.ops.packed_weight import DTYPES, PackedWeight
 from vllm_anvil.plugin.op_arguments import note_fallback, takes
-from vllm_anvil.plugin.seams.unquantized_gemm import HALF, rows_in_use, unquantized_gemm
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
@@ -96,6 +95,9 @@ class AnvilUnquantizedFusedMoEMethod(UnquantizedFusedMoEMethod):
             return self.forward_native(layer, x, topk_weights, topk_ids)
         if layer.apply_router_weight_on_input:
             x, topk_weights = x * topk_weights.to(x.dtype), torch.ones_like(topk_weights)
+        # It loads the device, which a process on a GPU must not: hence not at the top.
+        from vllm_anvil.plugin.seams.unquantized_gemm import HALF, rows_in_use
+
         rounds = envs.ANVIL_ROUND_INPUTS or (x.dtype in HALF and x.dtype == gate_up.dtype)
         return mixture_of_experts(
             x,
@@ -121,6 +123,8 @@ class AnvilUnquantizedFusedMoEMethod(UnquantizedFusedMoEMethod):
     ) -> Tensor:
         """The same over weights as they are loaded, by every expert for every token: right, and for
         comparisons only."""
+        from vllm_anvil.plugin.seams.unquantized_gemm import unquantized_gemm
+
         if layer.apply_router_weight_on_input:
             x, topk_weights = x * topk_weights.to(x.dtype), torch.ones_like(topk_weights)
         numbers = topk_ids.long()

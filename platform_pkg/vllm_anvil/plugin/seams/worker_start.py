@@ -23,6 +23,7 @@ Test that fails then
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import signal
 from multiprocessing import connection
@@ -45,6 +46,7 @@ def apply() -> None:
         atexit.register(gc.freeze)
         set_variables(*args)
 
+    @functools.wraps(wait_for_ready)
     def wait_and_name(handles: list[Any]) -> list[Any]:
         try:
             return wait_for_ready(handles)
