@@ -136,9 +136,16 @@ def build(folder: Path) -> None:
         made.rename(folder)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=DEFAULT_FOLDER)
+def provide(
+    description: str,
+    default: Path,
+    is_ready: Callable[[Path], bool],
+    build: Callable[[Path], None],
+) -> None:
+    """The command line of a script that makes one folder: nothing where it is ready, and one of
+    several concurrent calls builds it."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("folder", nargs="?", type=Path, default=default)
     folder = parser.parse_args().folder.resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.parent / f".{folder.name}.lock", "w") as lock:
@@ -146,6 +153,10 @@ def main() -> None:
         if not is_ready(folder):
             build(folder)
     print(folder)
+
+
+def main() -> None:
+    provide(__doc__.splitlines()[0], DEFAULT_FOLDER, is_ready, build)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,12 @@ for the first.
     python tools/embedding_model.py [FOLDER]
 """
 
-import argparse
-import fcntl
 import json
 import shutil
 import tempfile
 from pathlib import Path
 
-from demo_model import pip_install
+from demo_model import pip_install, provide
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_FOLDER = ROOT / "models" / "all-MiniLM-L6-v2"
@@ -42,15 +40,7 @@ def build(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=DEFAULT_FOLDER)
-    folder = parser.parse_args().folder.resolve()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.parent / f".{folder.name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not is_ready(folder):
-            build(folder)
-    print(folder)
+    provide(__doc__.splitlines()[0], DEFAULT_FOLDER, is_ready, build)
 
 
 if __name__ == "__main__":
