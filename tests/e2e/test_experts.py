@@ -131,8 +131,12 @@ def test_two_devices_share_bfloat16_experts(models: dict[str, Path], tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [("mixtral", ("--enable-expert-parallel",)), ("qwen2_moe", ())],
-    ids=["experts", "replicated"],
+    [
+        ("mixtral", ("--enable-expert-parallel",)),
+        ("qwen2_moe", ()),
+        ("mixtral", ("--enable-expert-parallel", "--tensor-parallel-size", "2")),
+    ],
+    ids=["experts", "replicated", "experts-tp2"],
 )
 def test_replicas_exchange_tokens(
     kind: str, options: tuple[str, ...], models: dict[str, Path], tmp_path: Path
@@ -145,7 +149,8 @@ def test_replicas_exchange_tokens(
 
 
 def serve(model: Path, log: Path, *options: str) -> list[list[int]]:
-    """The tokens that a server on two devices continues the prompts with, all at once."""
+    """The tokens that a server on several devices continues the prompts with, all at once."""
+    variables = {"VLLM_PLUGINS": "anvil", "ANVIL_DEVICES": "4", "ANVIL_SHARE_CORES": "1"}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -155,7 +160,7 @@ def serve(model: Path, log: Path, *options: str) -> list[list[int]]:
     with log.open("wb") as output:
         server = subprocess.Popen(
             [sys.executable, *command, *arguments, *options],
-            env={**os.environ, "VLLM_PLUGINS": "anvil", "ANVIL_DEVICES": "2"},
+            env={**os.environ, **variables},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
