@@ -4,6 +4,8 @@
 #include <torch/csrc/utils/device_lazy_init.h>
 
 #include <chrono>
+#include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -52,6 +54,20 @@ py::dict tag_stats(int device) {
     result[py::str(stats[i].tag)] = entry;
   }
   return result;
+}
+
+size_t suspend_memory(int device, const std::string& tag,
+                      const std::optional<std::string>& folder) {
+  size_t bytes = 0;
+  anvil::check(
+      anvilMemSuspend(&bytes, device, tag.c_str(), folder.has_value() ? folder->c_str() : nullptr));
+  return bytes;
+}
+
+size_t resume_memory(int device, const std::string& tag) {
+  size_t bytes = 0;
+  anvil::check(anvilMemResume(&bytes, device, tag.c_str()));
+  return bytes;
 }
 
 // Events are named by the address that torch.Event.event_id gives; 0 is one that was never
@@ -133,6 +149,8 @@ PYBIND11_MODULE(_C, m) {
   def(m, "push_memory_tag",
       [](const std::string& tag) { anvil::check(anvilMemPushTag(tag.c_str())); });
   def(m, "pop_memory_tag", [] { anvil::check(anvilMemPopTag()); });
+  m.def("suspend_memory", &suspend_memory, py::call_guard<py::gil_scoped_release>());
+  m.def("resume_memory", &resume_memory, py::call_guard<py::gil_scoped_release>());
   anvil::bindings::add_distributed(m);
   anvil::bindings::add_graphs(m);
   anvil::bindings::add_sanitizer(m);

@@ -54,6 +54,12 @@ Heap* DeviceAllocator::MakeHeap(Lock& lock, const Request& request, StreamOrder&
 anvilError_t DeviceAllocator::Allocate(const Request& request, StreamOrder& streams, Block** block,
                                        bool* dirty) {
   Lock lock(mutex_);
+  if (!suspended_.empty() && FindSuspended(request.tag) != nullptr) {
+    return Fail(ANVIL_ERROR_INVALID_VALUE,
+                "The memory of anvil:" + std::to_string(device_) + " under the tag " +
+                    TagName(request.tag) +
+                    " is suspended (asleep): nothing can be allocated there before it is resumed.");
+  }
   Heap* heap = FindHeap(request.tag, request.stream);
   if (heap == nullptr) heap = MakeHeap(lock, request, streams);
   // Nothing to gain from the cache when the request alone is over the limit.
@@ -181,6 +187,7 @@ void DeviceAllocator::ReleaseIdle(Lock& lock, StreamOrder& streams) {
   lock.lock();
   std::vector<Heap::Segment> segments;
   for (const auto& heaps : heaps_) {
+    segments.clear();
     for (const auto& heap : heaps) {
       const bool busy = std::any_of(
           left.begin(), left.end(),
@@ -188,11 +195,14 @@ void DeviceAllocator::ReleaseIdle(Lock& lock, StreamOrder& streams) {
       if (busy) continue;
       heap->TakeIdleSegments(heap->stream() == kImmediate ? UINT64_MAX : before, &segments);
     }
-  }
-  for (const Heap::Segment& segment : segments) {
-    UnmapMemory(segment.base, segment.size);
-    Decrease(stats_.segment, 1);
-    Decrease(stats_.reserved_bytes, segment.size);
+    if (segments.empty()) continue;
+    Suspended* suspended = FindSuspended(heaps.front()->tag());
+    for (const Heap::Segment& segment : segments) {
+      UnmapMemory(segment.base, segment.size);
+      Decrease(stats_.segment, 1);
+      if (suspended == nullptr) Decrease(stats_.reserved_bytes, segment.size);
+    }
+    if (suspended != nullptr) ForgetSuspended(*suspended, segments);
   }
   if (left.empty()) ReleaseRetired(before);
 }

@@ -15,6 +15,7 @@
 #include "arena.h"
 #include "heap.h"
 #include "memory_tag.h"
+#include "offload_file.h"
 #include "stream_order.h"
 
 namespace anvil {
@@ -56,6 +57,16 @@ class DeviceAllocator {
   // Returns to the operating system what is idle and no queued command may use.
   void EmptyCache(StreamOrder& streams);
 
+  // Returns the memory of a tag's blocks to the operating system; the blocks stay, at their
+  // addresses, and nobody may use them until Resume. Their contents go to a file in `folder`; null:
+  // they are lost, and are zeros after Resume. Fails, and leaves all as it was, when the tag is
+  // suspended, when the file cannot be written, and inside a command. *bytes: what was returned.
+  anvilError_t Suspend(int tag, const char* folder, StreamOrder& streams, size_t* bytes);
+  // Brings memory and contents back, by so many threads. Fails, and leaves the tag suspended, when
+  // it is not suspended, when there is no longer room for it, and when the file cannot be read.
+  anvilError_t Resume(int tag, StreamOrder& streams, int threads, size_t* bytes);
+  bool IsSuspended(const Block* block);
+
   std::unique_ptr<Arena> NewArena(GraphPool* pool);
   // A block of the arena, which keeps `keeper` alive.
   anvilError_t Allocate(Arena& arena, size_t bytes, const std::shared_ptr<GraphPool>& keeper,
@@ -64,7 +75,7 @@ class DeviceAllocator {
   void Retire(std::unique_ptr<Arena> arena, StreamOrder& streams);
 
   struct Usage {
-    size_t reserved;  // mapped
+    size_t reserved;  // mapped, and not suspended
     size_t idle;      // the part of it that EmptyCache would return
   };
   Usage GetUsage();
@@ -85,9 +96,18 @@ class DeviceAllocator {
     uint64_t retired_at;
   };
 
+  struct Suspended {
+    int tag;
+    std::vector<OffloadFile::Range> ranges;  // the tag's segments
+    std::unique_ptr<OffloadFile> file;       // null: without contents
+
+    size_t bytes() const;
+  };
+
   struct TagUsage {
     int tag;
     size_t allocated, reserved;
+    bool suspended;
   };
 
   using Lock = std::unique_lock<std::mutex>;
@@ -98,6 +118,8 @@ class DeviceAllocator {
   Growth Grow(Heap& heap, size_t bytes);
   Growth Grow(Arena& arena, size_t bytes);
   void ReleaseIdle(Lock& lock, StreamOrder& streams);
+  Suspended* FindSuspended(int tag);
+  void ForgetSuspended(Suspended& suspended, const std::vector<Heap::Segment>& released);
   void Count(Block* block, size_t bytes);
   void Return(Block* block, std::shared_ptr<GraphPool>* last);
   void ReleaseRetired(uint64_t before);
@@ -115,6 +137,7 @@ class DeviceAllocator {
   HeapRecords records_;
   // By tag, then the one used last first. Never destroyed: blocks know their heap.
   std::vector<std::vector<std::unique_ptr<Heap>>> heaps_;
+  std::vector<Suspended> suspended_;
   // Of graph pools that are gone, until no command may use their memory.
   std::vector<RetiredArena> retired_;
   size_t arenas_ = 0;                                // that exist

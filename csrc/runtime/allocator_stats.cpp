@@ -24,6 +24,7 @@ DeviceAllocator::Usage DeviceAllocator::GetUsage() {
   std::lock_guard lock(mutex_);
   Usage usage{reserved(), 0};
   for (const auto& heaps : heaps_) {
+    if (heaps.empty() || FindSuspended(heaps.front()->tag()) != nullptr) continue;
     for (const auto& heap : heaps) usage.idle += heap->idle_bytes();
   }
   for (const RetiredArena& retired : retired_) usage.idle += retired.arena->reserved_bytes();
@@ -55,10 +56,11 @@ std::vector<DeviceAllocator::TagUsage> DeviceAllocator::UsageByTag() {
   std::vector<TagUsage> tags;
   for (size_t tag = 0; tag < heaps_.size(); ++tag) {
     if (heaps_[tag].empty()) continue;
-    TagUsage& entry = tags.emplace_back(TagUsage{static_cast<int>(tag), 0, 0});
+    TagUsage& entry = tags.emplace_back(TagUsage{static_cast<int>(tag), 0, 0, false});
+    entry.suspended = FindSuspended(entry.tag) != nullptr;
     for (const auto& heap : heaps_[tag]) {
       entry.allocated += heap->allocated_bytes();
-      entry.reserved += heap->reserved_bytes();
+      if (!entry.suspended) entry.reserved += heap->reserved_bytes();
     }
   }
   if (arenas_ > 0) {
@@ -66,7 +68,7 @@ std::vector<DeviceAllocator::TagUsage> DeviceAllocator::UsageByTag() {
     const int graphs = InternTag(kGraphTag);
     auto entry = std::find_if(tags.begin(), tags.end(),
                               [&](const TagUsage& usage) { return usage.tag == graphs; });
-    if (entry == tags.end()) entry = tags.insert(tags.end(), TagUsage{graphs, 0, 0});
+    if (entry == tags.end()) entry = tags.insert(tags.end(), TagUsage{graphs, 0, 0, false});
     entry->allocated += graph_allocated_;
     entry->reserved += graph_reserved_;
   }
@@ -88,7 +90,12 @@ std::vector<anvilTagStats> DeviceAllocator::GetTagStats() {
 anvilError_t DeviceAllocator::FailOutOfMemory(size_t bytes, Growth reason, const Arena* arena) {
   const int error = errno;
   ++stats_.num_ooms;
-  const size_t allocated = static_cast<size_t>(stats_.allocated_bytes.current);
+  std::vector<TagUsage> tags = UsageByTag();
+  size_t allocated = static_cast<size_t>(stats_.allocated_bytes.current);
+  std::erase_if(tags, [&](const TagUsage& usage) {
+    if (usage.suspended) allocated -= usage.allocated;  // holds nothing
+    return usage.suspended || usage.allocated == 0;
+  });
   // What graph pools hold beyond blocks is needed by their graphs' replays.
   size_t for_replays = graph_reserved_ - graph_allocated_;
   for (const RetiredArena& retired : retired_) for_replays -= retired.arena->reserved_bytes();
@@ -100,8 +107,7 @@ anvilError_t DeviceAllocator::FailOutOfMemory(size_t bytes, Growth reason, const
                : ", which does not fit the limit";
   words += ". Limit " + FormatBytes(limit_) + ", held " + FormatBytes(allocated);
   const char* separator = " (";
-  for (const TagUsage& usage : UsageByTag()) {
-    if (usage.allocated == 0) continue;
+  for (const TagUsage& usage : tags) {
     words += separator + std::string(TagName(usage.tag)) + " " + FormatBytes(usage.allocated);
     separator = ", ";
   }

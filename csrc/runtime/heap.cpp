@@ -299,8 +299,16 @@ size_t Heap::SegmentSize(size_t bytes, bool least) const {
 }
 
 bool Heap::AddSegment(std::byte* base, size_t size) {
+  try {
+    segments_.push_back({base, size});
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
   Block* block = NewRecord();
-  if (block == nullptr) return false;
+  if (block == nullptr) {
+    segments_.pop_back();
+    return false;
+  }
   block->ptr = base;
   block->size = size;
   block->kind = size > kMediumMax ? Block::Kind::kHuge : Block::Kind::kMedium;
@@ -323,7 +331,9 @@ void Heap::TakeIdleSegments(uint64_t before, std::vector<Segment>* segments) {
       if (block->is_segment() && block->freed_at < before) {
         RemoveFree(block);
         block->in_use = false;
-        segments->push_back({block->ptr, block->size});
+        const Segment segment{block->ptr, block->size};
+        segments->push_back(segment);
+        std::erase_if(segments_, [&](const Segment& one) { return one.base == segment.base; });
         reserved_bytes_ -= block->size;
         records_->blocks.Put(block);
       }

@@ -135,6 +135,7 @@ class Heap {
     std::byte* base;
     size_t size;
   };
+  const std::vector<Segment>& segments() const { return segments_; }
   // Takes out every segment without a block in use, and of which nothing was freed at `before` or
   // later.
   void TakeIdleSegments(uint64_t before, std::vector<Segment>* segments);
@@ -179,6 +180,7 @@ class Heap {
   size_t reserved_bytes_ = 0;
   size_t idle_bytes_ = 0;
   bool records_exhausted_ = false;
+  std::vector<Segment> segments_;
   std::array<Span*, kClasses> spans_{};  // those with room, the one in use first
   std::array<Block*, kBins> bins_{};
   std::array<uint64_t, 2> occupied_{};  // one bit for each bin

@@ -216,3 +216,28 @@ anvilError_t anvilMemGetTagStats(anvilTagStats* stats, size_t capacity, size_t* 
     std::copy_n(tags.begin(), std::min(capacity, tags.size()), stats);
   });
 }
+
+anvilError_t anvilMemSuspend(size_t* bytes, int device, const char* tag, const char* folder) {
+  return Guarded([&] {
+    if (bytes == nullptr) return FailNull("anvilMemSuspend", "bytes");
+    if (tag == nullptr) return FailNull("anvilMemSuspend", "tag");
+    Device* found = nullptr;
+    const anvilError_t status = GetDevice(device, &found);
+    if (status != ANVIL_SUCCESS) return status;
+    DeviceStreams streams(*found);
+    return found->allocator.Suspend(InternTag(tag), folder, streams, bytes);
+  });
+}
+
+anvilError_t anvilMemResume(size_t* bytes, int device, const char* tag) {
+  return Guarded([&] {
+    if (bytes == nullptr) return FailNull("anvilMemResume", "bytes");
+    if (tag == nullptr) return FailNull("anvilMemResume", "tag");
+    Device* found = nullptr;
+    const anvilError_t status = GetDevice(device, &found);
+    if (status != ANVIL_SUCCESS) return status;
+    DeviceStreams streams(*found);
+    return found->allocator.Resume(InternTag(tag), streams,
+                                   static_cast<int>(found->plan.cores.size()), bytes);
+  });
+}

@@ -85,6 +85,17 @@ bool BackAddresses(std::byte* base, size_t backed, size_t more) {
   return true;
 }
 
+bool DropMemory(std::byte* base, size_t bytes) {
+  if (mprotect(base, bytes, PROT_NONE) != 0) return false;
+  const bool dropped = madvise(base, bytes, MADV_DONTNEED) == 0;
+  ForgetAvailableHostMemory();
+  return dropped;
+}
+
+bool RestoreMemory(std::byte* base, size_t bytes) {
+  return mprotect(base, bytes, PROT_READ | PROT_WRITE) == 0;
+}
+
 void UnmapMemory(std::byte* base, size_t bytes) {
   {
     MappingTable& table = Table();

@@ -26,6 +26,13 @@ std::byte* ReserveAddresses(size_t bytes, int numa_node, int device);
 // `backed` bytes have some. False, with errno, when the host refuses.
 bool BackAddresses(std::byte* base, size_t backed, size_t more);
 
+// Returns the memory behind a mapping to the operating system: its addresses stay reserved, with no
+// use of any until it is restored. False, with errno, when the host refuses.
+bool DropMemory(std::byte* base, size_t bytes);
+
+// Puts memory behind a dropped mapping again, zero-filled and untouched.
+bool RestoreMemory(std::byte* base, size_t bytes);
+
 // Returns a whole mapping or reservation to the operating system.
 void UnmapMemory(std::byte* base, size_t bytes);
 

@@ -93,7 +93,7 @@ void FreeHeldBack(Block* block) {
       Device& device = DeviceOf(block);
       const auto stream = device.streams.Find(allocator.StreamOf(block));  // kImmediate: none
       sanitizer::Freed(block, block->ptr, block->size, stream.get());
-      if (!DebugPoison()) return ANVIL_SUCCESS;
+      if (!DebugPoison() || allocator.IsSuspended(block)) return ANVIL_SUCCESS;
       if (stream != nullptr) return Enqueue(stream.get(), FillBlock(block, kPoison));
       Fill(device.workers, block->ptr, kPoison, block->size);
       return ANVIL_SUCCESS;

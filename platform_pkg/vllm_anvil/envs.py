@@ -15,10 +15,23 @@ torch nor vllm is imported.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from vllm_anvil.env_values import (
+    MAX_DEVICES,
+    attention_name,
+    choice,
+    delay,
+    device_count,
+    device_indices,
+    flag,
+    layers,
+    memory_size,
+    op_names,
+    step_range,
+)
 
 if TYPE_CHECKING:
     ANVIL_TARGET: str
@@ -46,9 +59,6 @@ if TYPE_CHECKING:
 
 TARGETS = ("auto", "anvil", "cuda", "off")
 ISAS = ("scalar", "avx2", "avx512", "avx512_bf16")
-MAX_DEVICES = 64
-LEAST_DEVICE_MEMORY = 2 << 20  # bytes: the allocator's smallest mapping
-_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 class EnvError(ValueError):
@@ -59,8 +69,7 @@ class EnvError(ValueError):
 class Variable:
     """One environment variable.
 
-    `parse` takes the text of a value that is not blank and returns it typed, or raises ValueError
-    with what is accepted, in words that complete the sentence "NAME='value': ...".
+    `parse` is one of `env_values`, or does what they do.
     """
 
     name: str
@@ -84,96 +93,6 @@ class Variable:
             ) from None
 
 
-def _choice(*names: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in names:
-            raise ValueError(f"unknown name; choose one of {', '.join(names)}")
-        return text
-
-    return parse
-
-
-def _flag(text: str) -> bool:
-    if text.strip() not in ("0", "1"):
-        raise ValueError("must be 0 or 1")
-    return text.strip() == "1"
-
-
-def _device_count(text: str) -> int:
-    if not re.fullmatch(r"[0-9]+", text.strip()) or not 1 <= int(text) <= MAX_DEVICES:
-        raise ValueError(f"must be a whole number of devices from 1 to {MAX_DEVICES}")
-    return int(text)
-
-
-def _delay(text: str) -> int:
-    if not re.fullmatch(r"[0-9]+", text.strip()) or int(text) > 1_000_000:
-        raise ValueError("must be a whole number of microseconds from 0 to 1000000")
-    return int(text)
-
-
-def _device_indices(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch(r"[0-9]+", part) and int(part) < MAX_DEVICES for part in parts):
-        raise ValueError("must be device indices separated by commas, such as 0 or 1,3")
-    indices = tuple(map(int, parts))
-    if len(set(indices)) != len(indices):
-        raise ValueError("names a device twice; each index may appear once")
-    return indices
-
-
-def _step_range(text: str) -> range:
-    match = re.fullmatch(r"([0-9]+)(?:\s*-\s*([0-9]+))?", text.strip())
-    if match is None:
-        raise ValueError("must be how many steps, such as 32, or which, such as 100-115")
-    first, last = (0, int(match[1]) - 1) if match[2] is None else (int(match[1]), int(match[2]))
-    if last < first:
-        raise ValueError(
-            "holds no step: give at least 1, or a last step that is not before the first"
-        )
-    return range(first, last + 1)
-
-
-def _layers(text: str) -> tuple[int, ...] | str:
-    if text.strip() in ("ends", "all"):
-        return text.strip()
-    parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch(r"[0-9]+", part) for part in parts):
-        raise ValueError("must be ends, all, or numbers of layers separated by commas")
-    return tuple(sorted({int(part) for part in parts}))
-
-
-def _op_names(text: str) -> tuple[str, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch(r"[a-z_][a-z0-9_]*", part) for part in parts):
-        raise ValueError(
-            "must be names of ops separated by commas, such as paged_attention,rms_norm"
-        )
-    return tuple(parts)
-
-
-def _attention_name(text: str) -> str:
-    if re.search(r"\s", text.strip()) or text.strip().count(":") > 1:
-        raise ValueError(
-            "must be a name, module:function or path/to/file.py:function, without spaces"
-        )
-    return text.strip()
-
-
-def _memory_size(text: str) -> int:
-    pattern = r"([0-9]+)|([0-9]+(?:\.[0-9]*)?)\s*([kmgt])(?:ib)?"
-    match = re.fullmatch(pattern, text.strip(), re.IGNORECASE | re.ASCII)
-    size = 0
-    if match is not None:
-        # Plain bytes stay whole: a float would round large ones.
-        size = int(match[1]) if match[1] else int(float(match[2]) * _UNITS[match[3].lower()])
-    if size < LEAST_DEVICE_MEMORY:
-        raise ValueError(
-            "must be at least 2 MiB, in bytes or with a unit (KiB, MiB, GiB, TiB, or K, M, G, T, "
-            "all powers of 1024), such as 8589934592, 8GiB or 1.5G"
-        )
-    return size
-
-
 _ALL = (
     Variable(
         "ANVIL_TARGET",
@@ -187,7 +106,7 @@ _ALL = (
         "their plain-torch references (docs/howto/cuda.md); without a GPU or a CUDA build of vLLM "
         "it is an error that says what is missing. "
         "`off`: the plugin steps aside, and the engine behaves as if Anvil were not installed.",
-        _choice(*TARGETS),
+        choice(*TARGETS),
     ),
     Variable(
         "ANVIL_STRICT",
@@ -198,7 +117,7 @@ _ALL = (
         "missing or mismatched `_C`, an unsupported vLLM, an unknown `ANVIL_TARGET`, an unusable "
         "variable) ends the process with one message, instead of leaving the engine to another "
         "platform.",
-        _flag,
+        flag,
     ),
     Variable(
         "ANVIL_AUTOLOAD",
@@ -208,7 +127,7 @@ _ALL = (
         'With `1`, `import torch` registers the device by itself, so that `torch.device("anvil")` '
         "works in any program. Without it, `import vllm_anvil.device` registers it. It is off by "
         "default since a registered device also becomes what `torch.accelerator` means.",
-        _flag,
+        flag,
     ),
     Variable(
         "ANVIL_DEVICES",
@@ -216,7 +135,7 @@ _ALL = (
         1,
         "1",
         "How many devices the host's cores and memory are cut into.",
-        _device_count,
+        device_count,
     ),
     Variable(
         "ANVIL_SHARE_CORES",
@@ -225,7 +144,7 @@ _ALL = (
         "0",
         "With `1`, `ANVIL_DEVICES` may be more than the host has cores: each device then has one "
         "core, which it shares with others. For trying out many ranks on a small machine.",
-        _flag,
+        flag,
     ),
     Variable(
         "ANVIL_VISIBLE_DEVICES",
@@ -234,7 +153,7 @@ _ALL = (
         "all devices",
         "Which of the `ANVIL_DEVICES` devices this process sees, and in which order: the first "
         "named becomes `anvil:0`. vLLM sets it for its ranks.",
-        _device_indices,
+        device_indices,
     ),
     Variable(
         "ANVIL_DEVICE_MEMORY",
@@ -243,7 +162,7 @@ _ALL = (
         "derived from the host",
         "Hard limit of each device's memory. By default it is derived from what the cgroup, the "
         "NUMA nodes and the host leave free, with headroom for the rest of the process.",
-        _memory_size,
+        memory_size,
     ),
     Variable(
         "ANVIL_ISA",
@@ -252,7 +171,7 @@ _ALL = (
         "the best that the machine runs",
         "Forces the instruction set of the device's kernels. Naming one that the machine cannot "
         "run is an error.",
-        _choice(*ISAS),
+        choice(*ISAS),
     ),
     Variable(
         "ANVIL_TRITON_OVERRIDES",
@@ -261,7 +180,7 @@ _ALL = (
         "1",
         "With `0`, all of vLLM's Triton kernels are compiled and run as they are, also those that "
         "the platform has a faster native implementation of: for comparison and debugging.",
-        _flag,
+        flag,
     ),
     Variable(
         "ANVIL_PACK_WEIGHTS",
@@ -271,7 +190,7 @@ _ALL = (
         "With `0`, weights of linear layers stay as they are loaded instead of being packed in the "
         "order in which products read them: for comparison, and for programs that want the memory "
         "of a weight itself.",
-        _flag,
+        flag,
     ),
     Variable(
         "ANVIL_ROUND_INPUTS",
@@ -282,7 +201,7 @@ _ALL = (
         "their dtype, as other engines do. Prompts and large batches then run at the rate of the "
         "processor's bfloat16 dot products, about half as fast again as without, and results are "
         "farther from float32's (docs/design/precision.md).",
-        _flag,
+        flag,
     ),
     Variable(
         "ANVIL_LAYER_FUSION",
@@ -292,7 +211,7 @@ _ALL = (
         "With `0`, attention layers call the norms of queries and keys, the rotary embedding and "
         "the write of keys and values one by one, instead of one op for all where a layer allows "
         "it: for comparison and debugging. Results are the same bits either way.",
-        _flag,
+        flag,
     ),
     Variable(
         "ANVIL_ATTENTION_IMPL",
@@ -303,7 +222,16 @@ _ALL = (
         "The attention that the engine serves with. Anything but `reference` is checked against "
         "it, for the geometry of each of the model's layers, before the engine starts "
         "(docs/howto/custom_attention.md).",
-        _attention_name,
+        attention_name,
+    ),
+    Variable(
+        "ANVIL_SLEEP_FOLDER",
+        "a folder on a disk",
+        "/var/tmp",
+        "/var/tmp",
+        "Where an engine that sleeps at level 1 keeps its weights, in files without names that are "
+        "gone when it wakes or ends (docs/howto/sleep_mode.md). One in memory is refused.",
+        str.strip,
     ),
     Variable(
         "ANVIL_RECORD",
@@ -321,7 +249,7 @@ _ALL = (
         256 << 20,
         "256MiB",
         "What all recorded steps in the folder may take together; at the limit recording ends.",
-        _memory_size,
+        memory_size,
     ),
     Variable(
         "ANVIL_RECORD_STEPS",
@@ -329,7 +257,7 @@ _ALL = (
         range(32),
         "32",
         "How many of the engine's steps are recorded from its start, or which, counted from 0.",
-        _step_range,
+        step_range,
     ),
     Variable(
         "ANVIL_RECORD_LAYERS",
@@ -338,7 +266,7 @@ _ALL = (
         "ends",
         "The layers of which calls are recorded; `ends`: the first, the middle and the last. What "
         "runs outside of layers is always recorded.",
-        _layers,
+        layers,
     ),
     Variable(
         "ANVIL_RECORD_OPS",
@@ -348,7 +276,7 @@ _ALL = (
         "The ops that are recorded, by their names in torch.ops.anvil, and `paged_attention`. "
         "Those of `linear`, `packed_linear`, `pack_linear`, `unpack_linear` and `packed_embedding` "
         "hold a whole weight.",
-        _op_names,
+        op_names,
     ),
     Variable(
         "ANVIL_COMM",
@@ -358,7 +286,7 @@ _ALL = (
         "What carries collectives between ranks. `auto`: memory that the ranks share; gloo for a "
         "group of which some rank runs on another host or in another process namespace. `gloo`: "
         "gloo for every group, for comparison and debugging. Results are the same bits either way.",
-        _choice("auto", "gloo"),
+        choice("auto", "gloo"),
     ),
     Variable(
         "ANVIL_LAUNCH_BLOCKING",
@@ -367,7 +295,7 @@ _ALL = (
         "0",
         "With `1`, every operation on a stream runs on the calling thread before the call returns, "
         "so that an error surfaces at the call that caused it.",
-        _flag,
+        flag,
     ),
     Variable(
         "ANVIL_SANITIZE",
@@ -377,7 +305,7 @@ _ALL = (
         "With `1`, the stream sanitizer watches every command and reports memory that is used on "
         "two streams without an order, used after it was freed, pinned memory changed while a copy "
         "from it is queued, and graphs over freed memory, with the call sites. Slow.",
-        _flag,
+        flag,
     ),
     Variable(
         "ANVIL_DEBUG_DELAY",
@@ -386,7 +314,7 @@ _ALL = (
         "0",
         "Before each command the device waits a random time of up to this, to bring out code that "
         "relies on a command having run already.",
-        _delay,
+        delay,
     ),
     Variable(
         "ANVIL_DEBUG_POISON",
@@ -395,7 +323,7 @@ _ALL = (
         "0",
         "With `1`, freed memory, and new memory that was not asked to be zero, is filled with 0xFF "
         "bytes (NaN in every floating-point format).",
-        _flag,
+        flag,
     ),
 )
 

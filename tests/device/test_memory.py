@@ -153,3 +153,31 @@ def test_pinned_memory() -> None:
     assert torch.equal(x.to("anvil", non_blocking=True).cpu(), torch.arange(10))
     with pytest.raises(RuntimeError, match="[Pp]in"):
         torch.empty(5, device="anvil", pin_memory=True)
+
+
+def test_suspended_memory_comes_back_where_it_was() -> None:
+    """A graph replays over it afterwards."""
+    torch.manual_seed(0)
+    with torch.anvil.memory_tag("suspended"):
+        weight = torch.randn(700, 900, device="anvil")
+    x = torch.randn(3, 700, device="anvil")
+    expected, address = (x @ weight).cpu(), weight.data_ptr()
+    graph = torch.anvil.Graph()
+    with torch.anvil.graph(graph):
+        y = x @ weight
+    for folder, factor in (("/var/tmp", 1), (None, 0)):
+        before = torch.anvil.memory_by_tag()["suspended"]["reserved_bytes"]
+        assert torch.anvil.suspend_memory("suspended", folder) == before
+        assert torch.anvil.memory_by_tag()["suspended"]["reserved_bytes"] == 0
+        with pytest.raises(RuntimeError, match="suspended is suspended already"):
+            torch.anvil.suspend_memory("suspended")
+        with torch.anvil.memory_tag("suspended"), pytest.raises(RuntimeError, match="asleep"):
+            torch.empty(10, device="anvil")
+        assert torch.anvil.resume_memory("suspended") == before
+        graph.replay()
+        torch.testing.assert_close(y.cpu(), expected * factor)
+    assert weight.data_ptr() == address
+    with pytest.raises(RuntimeError, match="is not suspended"):
+        torch.anvil.resume_memory("suspended")
+    with pytest.raises(RuntimeError, match=r"/no/such/folder.*\[ANVIL_ERROR_SYSTEM\]"):
+        torch.anvil.suspend_memory("suspended", "/no/such/folder")

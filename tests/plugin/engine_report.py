@@ -111,8 +111,6 @@ def main(model: str) -> dict:
     out["initialize_cache"] = rpc("initialize_cache", args=(worker.cache_config.num_gpu_blocks, 0))
     with set_current_vllm_config(worker.vllm_config):
         out["dummy_batch"] = rpc("execute_dummy_batch")
-    for call in ("sleep", "wake_up", "wakeup"):
-        out[call] = refused(getattr(worker, call))
     out["after"] = tokens(llm.generate(prompts, GREEDY, use_tqdm=False))
 
     # The end: everything the engine held goes back, and again changes nothing.

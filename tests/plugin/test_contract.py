@@ -106,6 +106,7 @@ PLATFORM_INHERITED_ON_PURPOSE = {
 
 RUNNER = "passes the call to the model runner"
 REFUSED = "serves a feature that engine_config refuses, so it is never called"
+SLEEP = "the engine's part of sleep mode; what frees memory is plugin/sleep_mode.py"
 
 WORKER_INHERITED_ON_PURPOSE = {
     # The model's life.
@@ -114,11 +115,7 @@ WORKER_INHERITED_ON_PURPOSE = {
     "get_model_inspection": ENGINE,
     "apply_model": ENGINE,
     "update_config": ENGINE,
-    "reload_weights": RUNNER,
-    "reset_weights": ENGINE,
-    "compute_weight_checksums": ENGINE,
     "_weight_checksum_prefix": ENGINE,
-    "save_sharded_state": ENGINE,
     "save_tensorized_model": ENGINE,
     "vocab_size": ENGINE,
     "_scoped_allocator_max_split": GPU_ONLY,
@@ -133,7 +130,6 @@ WORKER_INHERITED_ON_PURPOSE = {
     "_maybe_activate_jit_monitor": "switched off in engine_config",
     "_get_cudagraph_capture_context": "no profiler unless one is configured",
     "_init_workspace_and_model_runner": "calls our _make_model_runner",
-    "execute_dummy_batch": RUNNER,
     "randomize_dummy_inputs": ENGINE,
     "annotate_profile": ENGINE,
     "profile": ENGINE,
@@ -150,10 +146,13 @@ WORKER_INHERITED_ON_PURPOSE = {
     "remove_lora": REFUSED,
     "pin_lora": REFUSED,
     "list_loras": REFUSED,
-    "sleep_mode_backend": REFUSED,
-    "_get_sleep_parameters": REFUSED,
-    "_save_sleep_parameters": REFUSED,
-    "_restore_sleep_parameters": REFUSED,
+    "sleep": SLEEP,
+    "wake_up": SLEEP,
+    "discard": SLEEP,
+    "sleep_mode_backend": SLEEP,
+    "_get_sleep_parameters": SLEEP,
+    "_save_sleep_parameters": SLEEP,
+    "_restore_sleep_parameters": SLEEP,
     "supports_draft_weight_updates": REFUSED,
     "_set_draft_weight_update_target": REFUSED,
     "_check_weight_transfer_engine": REFUSED,

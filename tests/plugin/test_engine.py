@@ -146,12 +146,6 @@ def test_calls_by_name(report: dict[str, Any]) -> None:
         assert report[call] == [None], call
 
 
-@pytest.mark.parametrize("call", ["sleep", "wake_up", "wakeup"])
-def test_sleep_is_refused_in_words(report: dict[str, Any], call: str) -> None:
-    assert "is not supported on anvil:0" in report[call]
-    assert "--enable-sleep-mode" in report[call]
-
-
 def test_shutdown_gives_the_memory_back(report: dict[str, Any]) -> None:
     assert report["held_after_shutdown"] < report["kv_bytes"] / 100
 

@@ -118,7 +118,6 @@ CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
         ({"dtype": torch.float64}, "--dtype float64"),
         ({"quantization": "fp8"}, "--quantization fp8"),
         ({"quantization": "awq"}, "--quantization awq"),
-        ({"enable_sleep_mode": True}, "[Ss]leep mode"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )

@@ -60,12 +60,15 @@ from vllm_anvil.device.memory import (  # noqa: E402
     max_memory_reserved,
     mem_get_info,
     memory_allocated,
+    memory_by_tag,
     memory_reserved,
     memory_stats,
     memory_summary,
     memory_tag,
     reset_accumulated_memory_stats,
     reset_peak_memory_stats,
+    resume_memory,
+    suspend_memory,
 )
 from vllm_anvil.device.random import (  # noqa: E402
     default_generators,
@@ -134,12 +137,14 @@ __all__ = [
     "max_memory_reserved",
     "mem_get_info",
     "memory_allocated",
+    "memory_by_tag",
     "memory_reserved",
     "memory_stats",
     "memory_summary",
     "memory_tag",
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
+    "resume_memory",
     "sanitizer",
     "seed",
     "seed_all",
@@ -150,6 +155,7 @@ __all__ = [
     "set_stream",
     "stream",
     "supported_isas",
+    "suspend_memory",
     "synchronize",
 ]
 

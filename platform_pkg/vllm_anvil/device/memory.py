@@ -80,6 +80,33 @@ def memory_by_tag(device: DeviceLike = None) -> dict[str, dict[str, int]]:
     return _C.tag_stats(device_index(device))
 
 
+def suspend_memory(tag: str, folder: str | None = None, device: DeviceLike = None) -> int:
+    """Gives back the memory of all tensors allocated under `tag`, and returns its bytes.
+
+    The tensors stay, at their addresses, and so do graphs over them. They must not be used before
+    `resume_memory`, which would end the process, and nothing can be allocated under the tag.
+
+    Args:
+        folder: where their contents are kept, in a file without a name that is gone with the
+            process; None: contents are lost, and zeros after `resume_memory`.
+
+    Raises:
+        RuntimeError: the tag is suspended already, or the file cannot be written. Then all is as
+            it was.
+    """
+    return _C.suspend_memory(device_index(device), tag, folder)
+
+
+def resume_memory(tag: str, device: DeviceLike = None) -> int:
+    """Brings back what `suspend_memory` gave away, and returns its bytes.
+
+    Raises:
+        torch.OutOfMemoryError: there is no room for it any more.
+        RuntimeError: the tag is not suspended, or the file cannot be read. It stays suspended.
+    """
+    return _C.resume_memory(device_index(device), tag)
+
+
 def _human(size: int) -> str:
     value = float(size)
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -13,7 +13,14 @@ from vllm.config import VllmConfig
 from vllm.v1.attention.backend import AttentionBackend
 
 import vllm_anvil.device as anvil
-from vllm_anvil.plugin import attention, fit, graph_config, record_settings, start_method
+from vllm_anvil.plugin import (
+    attention,
+    fit,
+    graph_config,
+    record_settings,
+    sleep_mode,
+    start_method,
+)
 from vllm_anvil.plugin.refusal import Refusal, refuse
 
 
@@ -148,6 +155,9 @@ def apply_defaults(config: VllmConfig) -> None:
     config.kernel_config.enable_jit_warmup = False
     config.kernel_config.enable_cutedsl_warmup = False
     config.kernel_config.enable_flashinfer_autotune = False
+    if config.model_config is not None:
+        # Whatever was asked for: the engine's own is for CUDA's allocator.
+        config.model_config.sleep_mode_backend = sleep_mode.NAME
 
 
 def refuse_unsupported(config: VllmConfig) -> None:

@@ -222,7 +222,7 @@ class AnvilPlatform(Platform):
         """Layers that share an index each keep a cache of their own on this device."""
 
     def is_sleep_mode_available(self) -> bool:
-        return False
+        return True
 
     def is_cumem_allocator_available(self) -> bool:
         # The engine asks whether `cumem` imports; in a CUDA build it may, and serves no purpose.

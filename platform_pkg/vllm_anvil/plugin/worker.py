@@ -14,7 +14,7 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import CUDAGraphMode
@@ -30,9 +30,10 @@ from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
 from vllm.v1.worker.utils import request_memory
 
 import vllm_anvil.device as anvil
-from vllm_anvil.plugin import custom_ops, seams
+from vllm_anvil.plugin import custom_ops, seams, sleep_mode
 from vllm_anvil.plugin.observability.telemetry import Telemetry
 from vllm_anvil.plugin.recording_worker import RecordingWorker
+from vllm_anvil.plugin.sleep_mode import TAGS, WEIGHTS
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -69,6 +70,7 @@ class AnvilWorker(RecordingWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         seams.apply(seams.WORKER)
         custom_ops.register()
+        sleep_mode.register()
         # When a process ends, Python looks for garbage in all that the engine has loaded, several
         # times over: seconds in which vLLM may lose patience and kill it. None has to be found.
         atexit.register(gc.freeze)
@@ -199,6 +201,7 @@ class AnvilWorker(RecordingWorker):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
         """A step's forward pass, which is counted."""
+        self._need(*TAGS)
         output = super().execute_model(scheduler_output)
         tokens = scheduler_output.total_num_scheduled_tokens
         if self._telemetry is not None and tokens:
@@ -223,24 +226,41 @@ class AnvilWorker(RecordingWorker):
         except RuntimeError as error:
             raise RuntimeError(f"{self.device} of rank {self.rank} is not well: {error}") from error
 
-    def sleep(self, level: int = 1) -> None:
-        self._refuse_sleep("sleep")
-
-    def wake_up(self, tags: list[str] | None = None) -> None:
-        self._refuse_sleep("wake_up")
+    # ------------------------------------------------------------------ asleep
 
     def wakeup(self, tags: list[str] | None = None) -> None:
         """`wake_up`, under the name that vLLM's document uses."""
         self.wake_up(tags)
 
-    def discard(self, tags: tuple[str, ...]) -> None:
-        self._refuse_sleep("discard")
+    def _need(self, *tags: str) -> None:
+        """Raises RuntimeError where the memory under one of the tags is asleep."""
+        backend = self._sleep_mode_backend
+        asleep = [tag for tag in tags if backend is not None and tag in backend.asleep]
+        if asleep:
+            raise RuntimeError(
+                f"{self.device} of rank {self.rank} is asleep: its {' and '.join(asleep)} are not "
+                "in memory. Call wake_up() before."
+            )
 
-    def _refuse_sleep(self, call: str) -> NoReturn:
-        raise NotImplementedError(
-            f"{call}() is not supported on {self.device}: the anvil platform has no sleep mode in "
-            "this version. Start the engine without --enable-sleep-mode."
-        )
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        self._need(WEIGHTS)
+        super().reload_weights(*args, **kwargs)
+
+    def compute_weight_checksums(self) -> dict[str, str]:
+        self._need(WEIGHTS)
+        return super().compute_weight_checksums()
+
+    def reset_weights(self) -> None:
+        self._need(WEIGHTS)
+        super().reset_weights()
+
+    def save_sharded_state(self, *args: Any, **kwargs: Any) -> None:
+        self._need(WEIGHTS)
+        super().save_sharded_state(*args, **kwargs)
+
+    def execute_dummy_batch(self) -> None:
+        self._need(*TAGS)
+        super().execute_dummy_batch()
 
     # ------------------------------------------------------------------ the end
 

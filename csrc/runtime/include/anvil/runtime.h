@@ -160,6 +160,18 @@ typedef struct anvilTagStats {
 ANVIL_API anvilError_t anvilMemGetTagStats(anvilTagStats* stats, size_t capacity, size_t* count,
                                            int device);
 
+// Gives back what is held under a tag, without its blocks: they keep their addresses, and may not
+// be used (which ends the process) nor others be allocated under the tag before anvilMemResume.
+// With `folder` the contents are kept there, in a file without a name; NULL: they are lost, and
+// zeros afterwards. Waits for the device's streams. *bytes: what went back to the operating system.
+// On failure nothing has changed: ANVIL_ERROR_SYSTEM when the file cannot be written,
+// ANVIL_ERROR_INVALID_VALUE when the tag is suspended already.
+ANVIL_API anvilError_t anvilMemSuspend(size_t* bytes, int device, const char* tag,
+                                       const char* folder);
+// Brings it back. On failure it stays suspended: ANVIL_ERROR_OUT_OF_MEMORY when there is no longer
+// room for it, ANVIL_ERROR_SYSTEM when the file cannot be read.
+ANVIL_API anvilError_t anvilMemResume(size_t* bytes, int device, const char* tag);
+
 // ---------------------------------------------------------------- pinned host memory
 
 ANVIL_API anvilError_t anvilHostAlloc(void** ptr, size_t bytes);

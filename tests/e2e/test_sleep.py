@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sleep mode: memory goes back to the operating system, and the engine wakes as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+PROMPTS = [[1, 504, 3575, 282], [1, 3681, 314, 253, 5345, 282, 260], list(range(40, 100))]
+
+
+@pytest.fixture(scope="module")
+def act(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """`act(model, acts, engine, **environment)`: what sleep_run.py found."""
+
+    def run(model: Path, acts: list[str], engine: dict[str, Any], **variables: str) -> Any:
+        folder = tmp_path_factory.mktemp("sleep")
+        (folder / "kept").mkdir()
+        arguments = {"max_model_len": 256, "max_num_seqs": 4, "enable_sleep_mode": True, **engine}
+        job = {"engine": {"model": str(model), **arguments}, "prompts": PROMPTS, "acts": acts}
+        (folder / "job.json").write_text(json.dumps(job))
+        kept = {"ANVIL_SLEEP_FOLDER": str(folder / "kept")}
+        done = subprocess.run(
+            [sys.executable, HERE / "sleep_run.py", folder / "job.json", folder / "result.json"],
+            env={**os.environ, **kept, **variables},
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+        return json.loads((folder / "result.json").read_text())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def found(smollm2: Path, act: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    return act(
+        smollm2,
+        ["level_1", "by_tag", "nowhere_to_write", "level_2"],
+        {"kv_cache_memory_bytes": 256 << 20},
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    )
+
+
+@pytest.mark.parametrize("name", ["level_1", "by_tag", "nowhere_to_write", "level_2"])
+def test_awake_it_is_as_before(name: str, found: dict[str, Any]) -> None:
+    """Graphs, which hold addresses, are replayed with weights that are back there."""
+    assert found[name]["tokens"] == found["tokens"]
+
+
+def test_memory_goes_back(found: dict[str, Any]) -> None:
+    level_1 = found["level_1"]
+    print(f"returned {level_1['returned'] / level_1['held']:.1%} of weights and cache")
+    assert level_1["held"] > 256 << 20
+    assert level_1["returned"] >= 0.95 * level_1["held"]
+    assert level_1["asleep"] and level_1["awake"]
+
+
+def test_weights_are_kept_in_a_file_without_a_name(found: dict[str, Any]) -> None:
+    assert found["level_1"]["files"] == [0, 1]
+
+
+def test_what_is_away_is_named(found: dict[str, Any]) -> None:
+    by_tag = found["by_tag"]
+    assert "anvil:0 of rank 0 is asleep" in by_tag["asleep"]
+    assert "its weights and kv_cache are not in memory" in by_tag["asleep"]
+    assert "its weights are not in memory" in by_tag["checksums_asleep"]
+    assert by_tag["checksums"] == ""
+    assert "its kv_cache are not in memory" in by_tag["cache_asleep"]
+    assert by_tag["between"] and by_tag["awake"]
+
+
+def test_discarded_weights_are_read_again(found: dict[str, Any]) -> None:
+    assert found["level_2"]["discarded"] and found["level_2"]["same"]
+
+
+def test_a_folder_that_cannot_be_written(found: dict[str, Any]) -> None:
+    said = found["nowhere_to_write"]["said"]
+    assert "/no/such/folder" in said and "Set ANVIL_SLEEP_FOLDER" in said
+
+
+def test_two_devices_sleep(tiny_llama: Path, act: Callable[..., dict[str, Any]]) -> None:
+    """Each rank keeps its part, and wakes with it; the engine is in processes of its own."""
+    two = act(
+        tiny_llama,
+        ["two_devices"],
+        {"tensor_parallel_size": 2, "dtype": "float32", "kv_cache_memory_bytes": 8 << 20},
+        ANVIL_DEVICES="2",
+        ANVIL_SHARE_CORES="1",
+    )
+    for level in ("1", "2"):
+        assert two["two_devices"][level] == two["tokens"], level
