@@ -52,6 +52,7 @@ OBSERVE = """
 ALLOWED = {
     "vllm_anvil",
     "vllm_anvil._build_info",
+    "vllm_anvil.env_values",
     "vllm_anvil.envs",
     "vllm_anvil.selection",
     "vllm_anvil_autoload",
