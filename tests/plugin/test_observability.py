@@ -86,6 +86,37 @@ input()
     assert page.read() == Figures()
 
 
+def test_what_is_read_while_it_is_written_never_goes_back() -> None:
+    """A figure that did would be counted again."""
+    program = f"""
+import itertools, os
+from types import SimpleNamespace
+from vllm_anvil.plugin.observability.pages import LAYOUT, Figures, PageWriter
+parallel = SimpleNamespace(data_parallel_index=0)
+page = PageWriter(SimpleNamespace(instance_id="busy", parallel_config=parallel),
+                  {description(0)} | {{"pid": os.getpid()}})
+print("ready", flush=True)
+for number in itertools.count():
+    page.write(Figures(*[number] * (LAYOUT.size // 8)))
+"""
+    worker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    try:
+        assert worker.stdout is not None and worker.stdout.readline() == "ready\n"
+        (page,) = pages.readers(config(instance="busy"), 0)
+        before, changes = page.read(), 0
+        for _ in range(200_000):
+            now = page.read()
+            assert all(
+                a <= b for a, b in zip(vars(before).values(), vars(now).values(), strict=True)
+            )
+            changes += now != before
+            before = now
+        assert changes
+    finally:
+        worker.kill()
+        worker.wait()
+
+
 def test_utilisation() -> None:
     before = Figures(cpu_seconds=10, at_seconds=100)
     assert utilisation(before, Figures(cpu_seconds=16, at_seconds=104), cores=2) == 0.75

@@ -79,7 +79,9 @@ class PageWriter:
             os.close(file)
 
     def write(self, figures: Figures) -> None:
-        LAYOUT.pack_into(self._map, 0, *vars(figures).values())
+        # In one copy: `pack_into` makes everything 0 first, and a reader that saw that would count
+        # all there is once more.
+        self._map[: LAYOUT.size] = LAYOUT.pack(*vars(figures).values())
 
     def close(self) -> None:
         """Takes the page back: it is not found any more. May be called again."""
