@@ -91,7 +91,7 @@ lint: $(STAMPS)/dev type ## Check style, layer rules and generated pages
 type: $(STAMPS)/dev ## Check types
 	$(BIN)/mypy
 
-surfaces: $(STAMPS)/dev model embedding-model ## Run the tests of what the engine lets a plugin do, and record them
+surfaces: $(STAMPS)/dev model embedding-model ## Run the tests of what the engine lets a plugin and a user do, and record them
 	$(BIN)/python -m pytest -m surface --record-surfaces tests
 	$(BIN)/python tools/generate_docs.py
 

@@ -62,6 +62,11 @@ def answers(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     return json.loads((root / "result.json").read_text())
 
 
+@pytest.mark.surface(
+    "prefix caching",
+    "answers",
+    "layers with and without a window, prompts in chunks: transformers' tokens",
+)
 def test_hybrid_groups_chunks_and_prefixes(
     answers: dict[str, Any], folders: dict[str, Path]
 ) -> None:

@@ -189,6 +189,12 @@ def same(output: dict[str, Any], expected: dict[str, Any]) -> bool:
     return agree and all(abs(one - other) <= TIE for one, other in pairs)
 
 
+@pytest.mark.surface(
+    "prefix caching",
+    "pre-emption",
+    "2,000 mixed requests, cancelled and pre-empted ones among them, with and without a cache of "
+    "prefixes: the answers are those of one by one",
+)
 def test_answers_are_those_of_one_by_one(
     result: dict[str, Any], clients: list[dict[str, Any]]
 ) -> None:

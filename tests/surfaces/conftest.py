@@ -4,49 +4,29 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
-EXAMPLE = HERE.parents[1] / "examples/plugins"
+from .plugin_environment import EXAMPLE, HERE, environment
+from .servers import (  # noqa: F401  fixtures
+    choosing,
+    embedding_server,
+    openai_client,
+    processors_site,
+    server,
+)
+
 SOFT_CAP = 30.0
+# What `recommend` makes a model recommend.
+REPETITION, SHORT = 1.3, 9
 
 sys.path.append(str(HERE.parent / "logits_processors"))  # row_references
-
-EntryPoints = Mapping[str, Mapping[str, str]]
-
-
-def install(folder: Path, name: str, entry_points: EntryPoints) -> None:
-    """Makes a distribution with nothing but entry points; a process with the folder on its path
-    has it."""
-    info = folder / f"{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    lines = [
-        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())
-        for group, entries in entry_points.items()
-    ]
-    (info / "entry_points.txt").write_text("\n".join(lines))
-
-
-def example_entry_points() -> dict[str, dict[str, str]]:
-    """Those of examples/plugins."""
-    return tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]["entry-points"]
-
-
-def environment(*folders: Path, **variables: str) -> dict[str, str]:
-    """This process's, with more folders to import from."""
-    paths = [*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
-
 
 Run = Callable[..., tuple[dict[str, Any], str]]
 
@@ -85,4 +65,22 @@ def soft_cap_llama(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -
     config["architectures"] = ["SoftCapLlamaForCausalLM"]
     config["final_logit_softcapping"] = SOFT_CAP
     (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def recommend(model: Path, folder: Path) -> None:
+    """Makes `folder` the same model, whose `generation_config.json` recommends how to sample."""
+    folder.mkdir()
+    for file in model.iterdir():
+        if file.name != "generation_config.json":
+            (folder / file.name).symlink_to(file)
+    config = json.loads((model / "generation_config.json").read_text())
+    config |= {"top_k": 1, "repetition_penalty": REPETITION, "max_new_tokens": SHORT}
+    (folder / "generation_config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture(scope="session")
+def recommending(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "recommending"
+    recommend(smollm2, folder)
     return folder

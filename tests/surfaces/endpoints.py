@@ -30,3 +30,17 @@ class BreaksWhenMade(BreaksWhenAsked):
 
 class NotNamed(BreaksWhenAsked):
     name = "not_named"
+
+
+class BreaksWhenAttached(BreaksWhenAsked):
+    name = "breaks_when_attached"
+
+    def attach_router(self, app: FastAPI) -> None:
+        raise RuntimeError("a mistake in the plugin's attach_router")
+
+
+class BreaksAtStart(BreaksWhenAsked):
+    name = "breaks_at_start"
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        raise RuntimeError("a mistake in the plugin's init_state")

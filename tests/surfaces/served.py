@@ -23,10 +23,11 @@ START_LIMIT_S = 400
 
 @dataclass
 class Server:
-    """A server that is ready."""
+    """A server, which `ask` needs to be ready."""
 
     root: str
     log: Path
+    process: subprocess.Popen[bytes]
 
     def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
         """(status, answer) of GET, or of POST with `body` as JSON."""
@@ -46,12 +47,34 @@ class Server:
         except ValueError:
             return status, text
 
+    def wait_until_ready(self) -> None:
+        """Raises RuntimeError, with its log, where it ends before or never is."""
+        for _ in range(START_LIMIT_S * 2):
+            if self.process.poll() is not None:
+                break
+            with contextlib.suppress(OSError):
+                self.ask("/health")
+                return
+            time.sleep(0.5)
+        raise RuntimeError(f"the server did not become ready:\n{self.log.read_text()[-8000:]}")
+
+    def left(self) -> list[str]:
+        """What runs of the processes that it has started, itself among them, by name."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                name, _, rest = stat.read_text().partition(" (")[2].rpartition(") ")
+                state, _, _, session = rest.split()[:4]
+                if int(session) == self.process.pid and state != "Z":
+                    found.append(name)
+        return found
+
 
 @contextlib.contextmanager
-def serve(
+def launched(
     folder: Path, model: Path, options: list[str], environment: Mapping[str, str]
 ) -> Iterator[Server]:
-    """A server on a port of its own, named "model"; fails with its log where it does not start."""
+    """A server on a port of its own, named "model", that has been started; killed at the end."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -66,24 +89,21 @@ def serve(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    server = Server(f"http://127.0.0.1:{port}", log)
     try:
-        _wait_until_ready(server, process)
-        yield server
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        yield Server(f"http://127.0.0.1:{port}", log, process)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def _wait_until_ready(server: Server, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(START_LIMIT_S * 2):
-        if process.poll() is not None:
-            break
-        with contextlib.suppress(OSError):
-            server.ask("/health")
-            return
-        time.sleep(0.5)
-    raise RuntimeError(f"the server did not become ready:\n{server.log.read_text()[-8000:]}")
+@contextlib.contextmanager
+def serve(
+    folder: Path, model: Path, options: list[str], environment: Mapping[str, str]
+) -> Iterator[Server]:
+    """The same, ready; fails with its log where it does not start, and ends it in order."""
+    with launched(folder, model, options, environment) as server:
+        server.wait_until_ready()
+        yield server
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(60)

@@ -19,7 +19,8 @@ import pytest
 import torch
 from row_references import BARRED, allowed_tokens, minimum_phrase_length, no_repeat_ngram
 
-from .conftest import SOFT_CAP, Run, example_entry_points, install
+from .conftest import SOFT_CAP, Run
+from .plugin_environment import example_entry_points, install
 
 TIE = 1e-3
 LOGPROB_TOLERANCE = 2e-3

@@ -7,20 +7,15 @@ argument of the engine another.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import shutil
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from .conftest import EXAMPLE, HERE, Run, environment, example_entry_points, install
-from .served import Server, serve
+from .conftest import Run
+from .served import Server
 
 TOLERANCE = 1e-4
 DOCUMENTS = [
@@ -49,50 +44,13 @@ def searches() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def choosing(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model's folder, whose `config.json` chooses a plugin."""
-    folder = tmp_path_factory.mktemp("models") / "minilm"
-    shutil.copytree(minilm, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"io_processor_plugin": "worst_first"}))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    groups = example_entry_points()
-    names = ("worst_first", "breaks", "cannot_be_named")
-    groups["vllm.io_processor_plugins"] |= {name: f"io_processors:{name}" for name in names}
-    install(folder, "surfaces_of_these_tests", groups)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def engines(
-    choosing: Path,
-    site: Path,
-    run_program: Run,
-    at_once: Callable[..., Any],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, Any]]:
+    choosing: Path, processors_site: Path, run_program: Run, embedding_server: Server
+) -> dict[str, Any]:
     """What the program with `LLM` gives, and a server, by name."""
     job = {"model": str(choosing), "searches": searches(), "wrong": [data for data, _ in WRONG]}
-    folder = tmp_path_factory.mktemp("server")
-    with contextlib.ExitStack() as stack:
-
-        def start() -> Server:
-            variables = environment(HERE, EXAMPLE, site)
-            options = ["--dtype", "float32"]
-            return stack.enter_context(serve(folder, choosing, options, variables))
-
-        futures = at_once(
-            {
-                "offline": partial(run_program, "pooling_engine.py", job, [site]),
-                "server": start,
-            }
-        )
-        yield {"offline": futures["offline"].result()[0], "server": futures["server"].result()}
+    offline, _ = run_program("pooling_engine.py", job, [processors_site])
+    return {"offline": offline, "server": embedding_server}
 
 
 @pytest.fixture(scope="module")

@@ -1,46 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One `vllm serve` with logits processors, the stat logger and the endpoints of Anvil, and an
-endpoint plugin that makes mistakes."""
+"""A server with logits processors, the stat logger and the endpoints of Anvil, and an endpoint
+plugin that makes mistakes."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import OpenAI
 
-from .conftest import EXAMPLE, HERE, environment, install
-from .served import Server, serve
+from .served import Server
 
-PROCESSORS = [
-    "plugins_example.target_token:TargetToken",
-    "vllm_anvil.logits_processors:AllowedTokens",
-    "processors:Breaks",
-]
 NEW_TOKENS = 6
-
-
-@pytest.fixture(scope="module")
-def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("server")
-    groups = {
-        "vllm.logits_processors": {"above": "processors:FromEntryPoint"},
-        "vllm.endpoint_plugins": {
-            "breaks_when_asked": "endpoints:BreaksWhenAsked",
-            "breaks_when_made": "endpoints:BreaksWhenMade",
-            "not_named": "endpoints:NotNamed",
-        },
-    }
-    install(folder, "surfaces_of_these_tests", groups)
-    options = ["--max-model-len", "256", "--max-num-seqs", "8", "--dtype", "float32"]
-    options += ["--logits-processors", *PROCESSORS]
-    named = "anvil,anvil_stats,anvil_endpoints,breaks_when_asked,breaks_when_made"
-    variables = environment(HERE, EXAMPLE, folder, VLLM_PLUGINS=named, VLLM_LOG_STATS_INTERVAL="1")
-    with serve(folder, tiny_llama, options, variables) as found:
-        yield found
 
 
 def completion(arguments: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -76,23 +49,18 @@ def test_arguments_over_http(server: Server) -> None:
 
 
 @logits("custom arguments", "`extra_body` of the OpenAI client")
-def test_the_openai_client(server: Server) -> None:
-    import httpx
-    from openai import OpenAI
-
-    web = httpx.Client(trust_env=False)
-    with OpenAI(base_url=f"{server.root}/v1", api_key="none", http_client=web) as client:
-        answer = client.completions.create(
-            model="model",
-            prompt=[5, 6, 7],
-            max_tokens=NEW_TOKENS,
-            temperature=0,
-            extra_body={
-                "vllm_xargs": {"target_token": 67},
-                "ignore_eos": True,
-                "return_token_ids": True,
-            },
-        )
+def test_the_openai_client(openai_client: OpenAI) -> None:
+    answer = openai_client.completions.create(
+        model="model",
+        prompt=[5, 6, 7],
+        max_tokens=NEW_TOKENS,
+        temperature=0,
+        extra_body={
+            "vllm_xargs": {"target_token": 67},
+            "ignore_eos": True,
+            "return_token_ids": True,
+        },
+    )
     assert answer.choices[0].model_dump()["token_ids"] == [67] * NEW_TOKENS
 
 
