@@ -161,10 +161,13 @@ def test_caches_that_are_accepted(configure: Any, dtype: str) -> None:
     assert configure(kv_cache_dtype=dtype).cache_config.cache_dtype == dtype
 
 
-def test_variables_are_refused_by_name(configure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "VLLM_BATCH_INVARIANT"
-    monkeypatch.setenv(name, "1")
-    with pytest.raises(ValueError, match=f"{name}=1 is not supported on the anvil platform"):
+def test_what_is_not_batch_invariant_is_refused_by_name(
+    configure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    configure()
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    with pytest.raises(ValueError, match="VLLM_BATCH_INVARIANT=1 with VLLM_USE_V2_MODEL_RUNNER=0"):
         configure()
 
 

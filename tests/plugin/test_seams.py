@@ -102,6 +102,39 @@ assert set(requests.values()) == {128}
     assert result.returncode == 0, result.stderr
 
 
+def test_batch_invariance_is_needed(python: Any) -> None:
+    """The engine's mode leaves products of an out-of-tree platform as they are; what it registers
+    comes on top of the seam's."""
+    result = python(
+        """
+import os, torch
+os.environ["VLLM_BATCH_INVARIANT"] = "0"
+from vllm.platforms import current_platform
+from vllm.model_executor.determinism import batch_invariant
+from vllm_anvil.plugin.seams import batch_invariance
+import vllm_anvil.device
+
+def registered(name):
+    lines = torch._C._dispatch_dump("aten::" + name).splitlines()
+    return next(line for line in lines if line.startswith(current_platform.dispatch_key + ":"))
+
+batch_invariance.apply()
+assert "fallback" in registered("sigmoid"), "the mode is off"
+os.environ["VLLM_BATCH_INVARIANT"] = "1"
+batch_invariance.apply()
+batch_invariance.apply()
+batch_invariant.enable_batch_invariant_mode()
+ours = "plugin/batch_invariance"
+for name in ("mm", "mm.out", "addmm", "addmm.out", "baddbmm", "sum.dim_IntList", "sum.IntList_out",
+             "sigmoid", "sigmoid_", "sigmoid.out", "addbmm"):
+    assert ours in registered(name), f"the engine replaces {name} now: {registered(name)}"
+for name in ("bmm", "bmm.out", "mean.dim", "_softmax", "_log_softmax"):
+    assert "determinism/batch_invariant.py" in registered(name), registered(name)
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_pinned_views_is_needed(python: Any) -> None:
     """Model Runner V2 keeps state in pinned memory that the device is to see."""
     result = python(

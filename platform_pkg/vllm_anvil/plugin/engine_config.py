@@ -140,9 +140,19 @@ REFUSALS = (
         "state-space layers are not proven on the device yet. Use a model of attention layers",
     ),
     Refusal(
-        "VLLM_BATCH_INVARIANT=1",
-        lambda c: vllm_envs.VLLM_BATCH_INVARIANT,
-        "the matrix products of this version depend on the batch. Unset it",
+        "VLLM_BATCH_INVARIANT=1 with VLLM_USE_V2_MODEL_RUNNER=0",
+        lambda c: vllm_envs.VLLM_BATCH_INVARIANT and not c.use_v2_model_runner,
+        "how Model Runner V1 samples is not proven to be invariant. Unset one of them",
+    ),
+    Refusal(
+        "VLLM_BATCH_INVARIANT=1 with --data-parallel-size for a mixture of experts",
+        lambda c: (
+            vllm_envs.VLLM_BATCH_INVARIANT
+            and _is_mixture(c)
+            and c.parallel_config.data_parallel_size > 1
+        ),
+        "exchanging tokens between replicas is not proven to be invariant. Start an engine for "
+        "each replica",
     ),
 )
 

@@ -33,6 +33,7 @@ WORKER = (
     "kernel_warmup",
     "memory_snapshots",
     "grammar_bitmask",
+    "batch_invariance",
     "unquantized_gemm",
     "expert_routing",
 )
