@@ -9,6 +9,7 @@ import typer
 
 from vllm_anvil import selection
 from vllm_anvil.cli import bench, triton
+from vllm_anvil.cli import check_invariance as check_invariance_command
 from vllm_anvil.cli import doctor as doctor_command
 from vllm_anvil.cli import profile as profile_command
 
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.add_typer(bench.app)
 app.add_typer(triton.app)
 app.command()(profile_command.profile)
+app.command()(check_invariance_command.check_invariance)
 
 
 def _print_version(wanted: bool) -> None:
