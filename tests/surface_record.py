@@ -2,9 +2,9 @@
 """A plugin of pytest's: what tests marked `surface` show, and how they end.
 
 `pytest -m surface --record-surfaces` writes tests/data/plugin_surfaces.json, which
-docs/reference/plugin_surfaces.md is made of. The record has an entry for each mark of each test
-function: "passed" where all of its cases passed, else the worst that became of one. Entries of
-files that were not collected stay.
+docs/reference/plugin_surfaces.md and capabilities.md are made of. The record has an entry for each
+mark of each test function: "passed" where all of its cases passed, else the worst that became of
+one. Entries of files that were not collected stay.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ from vllm_anvil import envs  # noqa: E402
 PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/environment.md": envs.markdown,
     "docs/reference/ops.md": op_table.page,
-    "docs/reference/plugin_surfaces.md": plugin_surfaces.page,
+    "docs/reference/plugin_surfaces.md": plugin_surfaces.PLUGINS.text,
+    "docs/reference/capabilities.md": plugin_surfaces.CAPABILITIES.text,
     "platform_pkg/vllm_anvil/plugin/triton_inventory/checked.json": triton_inventory.checked_record,
     "docs/reference/triton_kernels.md": triton_inventory.page,
 }

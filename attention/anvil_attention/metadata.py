@@ -93,6 +93,12 @@ class AnvilAttentionMetadata(AttentionMetadata):
             _checked=set(),
         )
 
+    def forget_lengths(self) -> None:
+        """Has lengths that were read on the host be read anew: those of the device have changed."""
+        self.__dict__.pop("seq_lens_host", None)
+        self._plans.clear()
+        self._checked.clear()
+
     def check_block_table(self, num_blocks: int, block_size: int, *, wait: bool) -> None:
         """Refuses a block outside a cache of this size, by the first layer of a step only.
 
@@ -164,6 +170,8 @@ class AnvilAttentionMetadataBuilder(AttentionMetadataBuilder[AnvilAttentionMetad
     # Decodes are found by their length, wherever they are in the batch.
     reorder_batch_threshold: int | None = None
     supports_update_block_table: bool = True
+    # One graph for all steps of a draft, then.
+    supports_draft_decode_metadata_update: bool = True
 
     def __init__(
         self,
@@ -225,3 +233,8 @@ class AnvilAttentionMetadataBuilder(AttentionMetadataBuilder[AnvilAttentionMetad
         return replace(
             metadata, block_table=blk_table, slot_mapping=slot_mapping, _plans={}, _checked=set()
         )
+
+    def update_draft_decode_metadata(self, metadata: AnvilAttentionMetadata) -> None:
+        """Makes a draft's metadata that of its next step, whose lengths and slots lie in the same
+        buffers."""
+        metadata.forget_lengths()

@@ -72,6 +72,8 @@ class AnvilMLAMetadataBuilder(AnvilAttentionMetadataBuilder):
 
     # Metadata of expanded requests holds parts of the block table.
     supports_update_block_table: bool = False
+    # So does that of requests that attend to latents hold what was read on the host.
+    supports_draft_decode_metadata_update: bool = False
 
     def __init__(
         self,

@@ -89,13 +89,11 @@ IMPL_INHERITED = {
 }
 BUILDER_INHERITED = {
     "requires_block_table_width": "no tables are kept between steps",
-    "supports_draft_decode_metadata_update": "no: the engine speculates without it, too",
     "_cudagraph_support": "not read: get_cudagraph_support asks the implementation",
     "get_varlen_cudagraph_max_query_len": "None: ALWAYS says it, and less promises less",
     "_init_reorder_batch_threshold": "not called: no reordering",
     "build_for_cudagraph_capture": "builds as for any other step, from the same buffers",
     "build_for_drafting": "builds as for any other step",
-    "update_draft_decode_metadata": "not asked for: supports_draft_decode_metadata_update",
 }
 
 

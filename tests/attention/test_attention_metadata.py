@@ -127,3 +127,14 @@ def test_another_group_uses_its_own_blocks(device: torch.device) -> None:
     assert blocks_read(other) == {7, 5, 9}
     assert other.slot_mapping is slots
     assert blocks_read(metadata) == {1, 2, 3}
+
+
+def test_a_drafts_next_step_reads_its_lengths_anew(device: torch.device) -> None:
+    seq_lens = torch.tensor([5, 4], dtype=torch.int32, device=device)
+    ours = builder(device, speculative=object())
+    metadata = ours.build(0, small_batch(device, seq_lens=seq_lens))
+    plan = metadata.plan(GEOMETRY)
+    seq_lens += 1
+    ours.update_draft_decode_metadata(metadata)
+    assert metadata.seq_lens_host == [6, 5]
+    assert metadata.plan(GEOMETRY) is not plan

@@ -26,7 +26,7 @@ def _byte_tokens() -> dict[str, int]:
     return {symbol: number for number, symbol in enumerate([*SPECIAL, *alphabet])}
 
 
-def _save_tokenizer(folder: Path) -> None:
+def save_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -63,7 +63,7 @@ def make_hybrid(folder: Path) -> None:
     # Its head is its embedding. With a large one the most probable token is always the last one.
     model.model.embed_tokens.weight.data.mul_(0.05)
     model.save_pretrained(folder)
-    _save_tokenizer(folder)
+    save_tokenizer(folder)
 
 
 def most_probable(
@@ -100,7 +100,7 @@ def make_encoder(folder: Path) -> None:
             initializer_range=0.2,
         )
     ).save_pretrained(folder)
-    _save_tokenizer(folder)
+    save_tokenizer(folder)
 
 
 def embeddings(folder: Path, prompts: list[list[int]]) -> torch.Tensor:

@@ -62,8 +62,7 @@ KINDS: dict[str, tuple[type, Reference]] = {
 @pytest.mark.surface(
     "logits processors",
     "speculative decoding",
-    "several rows a request, with drafts; the processors alone, as `--speculative-config` is "
-    "refused on the anvil platform",
+    "several rows a request, with drafts, against references of each processor",
 )
 @pytest.mark.parametrize("drafts", [0, 3], ids=["a row a request", "rows of drafts"])
 @pytest.mark.parametrize("device", ["cpu", "anvil"])

@@ -90,7 +90,6 @@ def test_checking_again_changes_nothing(configure: Any) -> None:
     assert repr(config) == before
 
 
-SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
 RAY = {"distributed_executor_backend": "ray"}
 CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
 
@@ -99,7 +98,6 @@ CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
     ("options", "named"),
     [
         ({"enable_lora": True}, "--enable-lora"),
-        ({"speculative_config": SPECULATIVE}, "--speculative-config"),
         ({"kv_transfer_config": CONNECTOR}, "--kv-transfer-config"),
         ({"kv_offloading_size": 1.0}, "--kv-offloading-size"),
         ({"cpu_offload_gb": 1.0}, "--cpu-offload-gb"),
@@ -124,6 +122,51 @@ CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
 def test_refused_by_name(configure: Any, options: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         configure(**options)
+
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+
+
+@pytest.mark.surface(
+    "speculative decoding",
+    "refused",
+    "methods and options that Model Runner V2 does not have or that are not proven, each by name",
+)
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"method": "suffix"}, "method suffix .*no such speculator"),
+        ({"method": "medusa"}, "method medusa .*no such speculator"),
+        ({"method": "mlp_speculator"}, "method mlp_speculator .*no such speculator"),
+        ({"method": "custom_class"}, "method custom_class .*no such speculator"),
+        ({"method": "mtp"}, "method mtp .*not proven"),
+        ({"method": "dflash"}, "method dflash .*not proven"),
+        ({"method": "dspark"}, "method dspark .*not proven"),
+        ({"method": "extract_hidden_states"}, "method extract_hidden_states .*connector"),
+        ({"method": "one of tomorrow's"}, "this method .*not proven"),
+        ({"method": "eagle", "parallel_drafting": True}, "parallel_drafting"),
+        ({"method": "draft_model", "use_heterogeneous_vocab": True}, "use_heterogeneous_vocab"),
+    ],
+    ids=str,
+)
+def test_speculation_is_refused_by_name(
+    configure: Any, changes: dict[str, Any], named: str
+) -> None:
+    """The engine looks for a method's model, or for a package, before it asks the platform; so the
+    method is changed afterwards."""
+    config = configure(speculative_config=NGRAM)
+    for name, value in changes.items():
+        setattr(config.speculative_config, name, value)
+    with pytest.raises(ValueError, match=named) as error:
+        AnvilPlatform.check_and_update_config(config)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_speculation_needs_model_runner_v2(configure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert configure(speculative_config=NGRAM).scheduler_config.async_scheduling
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    with pytest.raises(ValueError, match="Unset the variable"):
+        configure(speculative_config=NGRAM)
 
 
 @pytest.fixture(scope="session")

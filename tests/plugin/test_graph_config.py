@@ -41,6 +41,14 @@ def test_decode_steps_of_every_size_by_default(configure: Any) -> None:
     assert compilation.max_cudagraph_capture_size == 20
 
 
+def test_steps_that_verify_drafts_are_captured(configure: Any) -> None:
+    """For one request to all of them, with a row for each draft and one more."""
+    speculative = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 2}
+    compilation = configure(max_num_seqs=6, speculative_config=speculative).compilation_config
+    assert compilation.cudagraph_capture_sizes == [1, 2, 3, 4, 5, 6, 10, 15, 20, 30]
+    assert compilation.max_cudagraph_capture_size == 30
+
+
 def test_what_the_user_chooses_is_kept(configure: Any) -> None:
     chosen = {"cudagraph_capture_sizes": [1, 5], "cudagraph_mode": "FULL"}
     compilation = configure(compilation_config=chosen).compilation_config

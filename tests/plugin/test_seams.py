@@ -135,6 +135,27 @@ for name in ("bmm", "bmm.out", "mean.dim", "_softmax", "_log_softmax"):
     assert result.returncode == 0, result.stderr
 
 
+def test_ngram_overlap_is_needed(python: Any, tiny_model: Path) -> None:
+    result = python(
+        f"""
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+import vllm.config.vllm as configuration
+drafts = dict(method="ngram", num_speculative_tokens=2, prompt_lookup_max=2)
+theirs = configuration.NgramGPUTypes
+current_platform.pre_register_and_update()
+ours, configuration.NgramGPUTypes = configuration.NgramGPUTypes, theirs
+def overlaps():
+    arguments = EngineArgs(model={str(tiny_model)!r}, speculative_config=dict(drafts))
+    return arguments.create_engine_config().scheduler_config.async_scheduling
+assert not overlaps(), "vLLM lets them overlap by itself now"
+configuration.NgramGPUTypes = ours
+assert overlaps()
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_pinned_views_is_needed(python: Any) -> None:
     """Model Runner V2 keeps state in pinned memory that the device is to see."""
     result = python(

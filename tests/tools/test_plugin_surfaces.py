@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/reference/plugin_surfaces.md says what there are tests for, and nothing else."""
+"""docs/reference/plugin_surfaces.md and capabilities.md say what there are tests for, and nothing
+else."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from vllm_anvil.plugin import (
     graph_config,
     record_settings,
     sleep_mode,
+    speculation_config,
     start_method,
 )
 from vllm_anvil.plugin.refusal import Refusal, refuse
@@ -38,11 +39,7 @@ REFUSALS = (
         lambda c: c.lora_config is not None,
         "no adapter layers are chosen on the device. Serve a checkpoint with the adapter merged",
     ),
-    Refusal(
-        "--speculative-config",
-        lambda c: c.speculative_config is not None,
-        "its kernels run on the device, speculation as a whole is not proven there. Leave it out",
-    ),
+    *speculation_config.REFUSALS,
     Refusal(
         "--kv-transfer-config",
         lambda c: c.kv_transfer_config is not None,

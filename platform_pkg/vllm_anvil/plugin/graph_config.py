@@ -32,9 +32,11 @@ def prefer(config: VllmConfig) -> None:
         compilation.cudagraph_mode == CUDAGraphMode.FULL_DECODE_ONLY
         and compilation.cudagraph_capture_sizes is None
         and compilation.max_cudagraph_capture_size is None
-        and config.speculative_config is None
     ):
-        compilation.cudagraph_capture_sizes = capture_sizes(config.scheduler_config.max_num_seqs)
+        sizes = capture_sizes(config.scheduler_config.max_num_seqs)
+        rows = 1 + config.num_speculative_tokens
+        # Steps that verify drafts have several tokens a request, steps that draft have one.
+        compilation.cudagraph_capture_sizes = sorted({*sizes, *(rows * size for size in sizes)})
 
 
 def capture_sizes(requests: int) -> list[int]:

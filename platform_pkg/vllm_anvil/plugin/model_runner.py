@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner as GPUModelRunnerV1
 
-from vllm_anvil.plugin import seams
+from vllm_anvil.plugin import draft_model, seams
 from vllm_anvil.plugin.seams.unquantized_gemm import only_shapes
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class AnvilModelRunner(GPUModelRunnerV2):
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         model = self.get_model()
-        seams.adapt(model, self.vllm_config)
+        draft_model.adapt(model, self.speculator, self.vllm_config)
         if not self.is_first_pp_rank:
             # What this stage of a pipeline receives has the dtype that the model computes in now.
             self.intermediate_tensors = model.make_empty_intermediate_tensors(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # or runs an engine, before it starts others. RAY_EXECUTOR: before Ray starts ranks. WORKER: before
 # a worker builds anything.
 EVERY_PROCESS = ("engine_metadata", "ray_devices")
-CONFIGURATION = ("batch_defaults",)
+CONFIGURATION = ("batch_defaults", "ngram_overlap")
 ENGINE = ("worker_start",)
 RAY_EXECUTOR = ("ray_environment",)
 WORKER = (

@@ -24,6 +24,7 @@ Test that fails then
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -72,7 +73,9 @@ def may_widen(model: torch.nn.Module) -> bool:
     if not any(isinstance(module, begins) for module in modules) or not dtypes & HALF:
         return False
     for name, module in model.named_modules():
-        if any(True for _ in module.parameters(recurse=False)) and not _follows_input(module):
+        # Tables of whole numbers, as draft models have for their vocabularies, have no say.
+        computes = any(p.is_floating_point() for p in module.parameters(recurse=False))
+        if computes and not _follows_input(module):
             logger.info(
                 "Hidden states stay in half precision: %s (%s) does not take any other dtype.",
                 name,
@@ -91,14 +94,11 @@ def _agreed(fits: bool) -> bool:
 
 def widen(model: torch.nn.Module) -> None:
     """Makes hidden states float32."""
-    make_received = getattr(model, "make_empty_intermediate_tensors", None)
-    if make_received is not None:
-
-        def in_float32(batch_size: int, dtype: torch.dtype, device: torch.device) -> Any:
-            return make_received(batch_size, torch.float32, device)
-
-        model.make_empty_intermediate_tensors = in_float32  # type: ignore[assignment]
     for module in model.modules():
+        make_received = getattr(module, "make_empty_intermediate_tensors", None)
+        if make_received is not None:
+            in_float32: Any = functools.partial(_in_float32, make_received)
+            module.make_empty_intermediate_tensors = in_float32
         if isinstance(module, AnvilVocabParallelEmbedding):
             module.hidden_dtype = torch.float32
         elif isinstance(module, LogitsProcessor):
@@ -115,6 +115,18 @@ def widen(model: torch.nn.Module) -> None:
             # torch.bmm, which takes one dtype; these parts are the layer's own from now on.
             module.process_weights_after_loading(torch.float32)
     logger.info("Hidden states are float32; weights and KV cache are half precision.")
+
+
+def is_widened(model: torch.nn.Module) -> bool:
+    """Whether hidden states of the model were made float32."""
+    return any(
+        isinstance(module, AnvilVocabParallelEmbedding) and module.hidden_dtype == torch.float32
+        for module in model.modules()
+    )
+
+
+def _in_float32(make: Any, batch_size: int, dtype: torch.dtype, device: torch.device) -> Any:
+    return make(batch_size, torch.float32, device)
 
 
 def _follows_input(module: torch.nn.Module) -> bool:

@@ -28,7 +28,7 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
-from vllm.forward_context import get_forward_context
+from vllm.forward_context import get_forward_context, is_forward_context_available
 from vllm.model_executor.layers import utils
 
 import vllm_anvil.device as anvil
@@ -88,8 +88,11 @@ def rows_in_use(x: torch.Tensor) -> torch.Tensor | None:
 def _tokens_in_use(x: torch.Tensor) -> torch.Tensor | None:
     """How many of a captured step's tokens a replay has: what its attention goes by, too.
 
-    int32 [1] on the device, or None where the rows of x are not the step's tokens.
+    int32 [1] on the device, or None where the rows of x are not the step's tokens: those of a
+    language-model head that a draft's graph calls after its model, for one.
     """
+    if not is_forward_context_available():
+        return None
     context = get_forward_context()
     slots, layers = context.slot_mapping, context.attn_metadata
     if not isinstance(slots, dict) or not isinstance(layers, dict):
