@@ -41,7 +41,7 @@ def server(recommending: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     install(folder, "surfaces_of_these_tests", groups)
     options = ["--max-model-len", "512", "--max-num-seqs", "16", "--dtype", "float32"]
     # Few blocks, which few requests make use of: what the server holds grows no further.
-    options += ["--num-gpu-blocks-override", "256"]
+    options += ["--num-gpu-blocks-override", "96"]
     options += ["--runner", "generate", "--generation-config", "vllm"]
     options += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     options += ["--enable-prompt-tokens-details", "--trust-request-chat-template"]
