@@ -11,6 +11,7 @@ first token that it does not see, it drafts what the Llama says.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +137,14 @@ def log_probabilities(
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(folder, dtype=weights).to(torch.float64)
+    # One batch for each length, rather than a padded one.
+    by_length: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, (prompt, tokens) in enumerate(zip(prompts, continuations, strict=True)):
+        by_length[len(prompt), len(tokens)].append(number)
+    found: dict[int, torch.Tensor] = {}
     with torch.inference_mode():
-        return [
-            model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-            for prompt, tokens in zip(prompts, continuations, strict=True)
-        ]
+        for (start, _), numbers in by_length.items():
+            batch = torch.tensor([prompts[i] + continuations[i] for i in numbers])
+            logits = model(batch).logits[:, start - 1 : -1]
+            found |= zip(numbers, logits.log_softmax(-1), strict=True)
+    return [found[number] for number in range(len(prompts))]

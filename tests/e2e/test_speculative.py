@@ -98,6 +98,8 @@ def run(jobs: dict[str, Any], root: Path, **environment: str) -> Reports:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "ANVIL_DEVICE_MEMORY": "1GiB",
+            # A process that was forked cannot spawn others, whatever this one has been told.
+            "VLLM_WORKER_MULTIPROC_METHOD": "fork",
             **environment,
         },
         capture_output=True,

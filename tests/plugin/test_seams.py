@@ -140,17 +140,25 @@ def test_ngram_overlap_is_needed(python: Any, tiny_model: Path) -> None:
         f"""
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
-import vllm.config.vllm as configuration
 drafts = dict(method="ngram", num_speculative_tokens=2, prompt_lookup_max=2)
-theirs = configuration.NgramGPUTypes
-current_platform.pre_register_and_update()
-ours, configuration.NgramGPUTypes = configuration.NgramGPUTypes, theirs
-def overlaps():
+def config():
     arguments = EngineArgs(model={str(tiny_model)!r}, speculative_config=dict(drafts))
-    return arguments.create_engine_config().scheduler_config.async_scheduling
-assert not overlaps(), "vLLM lets them overlap by itself now"
-configuration.NgramGPUTypes = ours
-assert overlaps()
+    return arguments.create_engine_config()
+theirs = EngineArgs.create_speculative_config
+current_platform.pre_register_and_update()
+current_platform.pre_register_and_update()
+ours = EngineArgs.create_speculative_config
+assert ours.__wrapped__ is theirs, "applied twice"
+EngineArgs.create_speculative_config = theirs
+type(current_platform).pre_register_and_update = classmethod(lambda cls, parser=None: None)
+assert not config().scheduler_config.async_scheduling, "vLLM lets them overlap by itself now"
+EngineArgs.create_speculative_config = ours
+found = config()
+assert found.scheduler_config.async_scheduling
+# As in each process of the engine, where no seam of configurations is applied.
+EngineArgs.create_speculative_config = theirs
+found.__post_init__()
+assert found.scheduler_config.async_scheduling
 """
     )
     assert result.returncode == 0, result.stderr

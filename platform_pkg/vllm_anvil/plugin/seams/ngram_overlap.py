@@ -7,8 +7,9 @@ What vLLM does
     Python on the host. Model Runner V2 looks for them in a kernel on the device, by the same
     speculator for `ngram` and for `ngram_gpu`, which the engine lets overlap.
 What is changed
-    The engine takes `ngram` for a method that overlaps, as it takes `ngram_gpu`. Speculation is
-    Model Runner V2's alone on this platform.
+    `EngineArgs.create_speculative_config` gives `ngram_gpu` where `ngram` is asked for. Speculation
+    is Model Runner V2's alone on this platform. Every process of the engine checks the
+    configuration again, and finds nothing to object to.
 Checked against
     vllm 0.32.
 Unnecessary when
@@ -19,12 +20,22 @@ Test that fails then
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import functools
+from typing import Any
 
 
 def apply() -> None:
-    from vllm.config import vllm as configuration
+    from vllm.engine.arg_utils import EngineArgs
 
-    # Read by these two checks, and by nothing else there.
-    names: Any = configuration
-    names.NgramGPUTypes = Literal["ngram", "ngram_gpu"]
+    create = EngineArgs.create_speculative_config
+    if hasattr(create, "__wrapped__"):
+        return
+
+    @functools.wraps(create)
+    def create_overlapping(*args: Any, **kwargs: Any) -> Any:
+        config = create(*args, **kwargs)
+        if config is not None and config.method == "ngram":
+            config.method = "ngram_gpu"
+        return config
+
+    EngineArgs.create_speculative_config = create_overlapping
