@@ -118,6 +118,11 @@ What the anvil platform serves with Model Runner V2 and its default settings, an
 shows it. [What plugins may do](plugin_surfaces.md) has a page of its own.
 """,
     {
+        "sleep mode": (
+            "Sleep mode",
+            "[How to use it](../howto/sleep_mode.md).",
+            ("answers", "memory", "weights", "routes", "several devices", "errors"),
+        ),
         "speculative decoding": (
             "Speculative decoding",
             "[How to use it](../howto/speculative_decoding.md).",

@@ -45,6 +45,7 @@ def server(recommending: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     options += ["--runner", "generate", "--generation-config", "vllm"]
     options += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     options += ["--enable-prompt-tokens-details", "--trust-request-chat-template"]
+    options += ["--enable-sleep-mode"]
     options += ["--logits-processors", *PROCESSORS]
     variables = environment(
         HERE,
@@ -52,6 +53,7 @@ def server(recommending: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         folder,
         VLLM_PLUGINS="anvil,anvil_stats,anvil_endpoints,breaks_when_asked,breaks_when_made",
         VLLM_LOG_STATS_INTERVAL="1",
+        VLLM_SERVER_DEV_MODE="1",  # which has the routes of sleep mode
         **MEMORY,
     )
     with serve(folder, recommending, options, variables) as found:
