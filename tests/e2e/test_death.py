@@ -103,3 +103,30 @@ def test_deaths_while_it_starts(run: Any) -> None:
     check(results["rank-capturing"], "VllmWorker-1 died unexpectedly")
     check(results["front-starting"])
     check(results["front-capturing"])
+
+
+WAITING = """
+import os, signal, sys, threading, time
+from vllm import LLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+llm = LLM(sys.argv[1], max_model_len=128, kv_cache_memory_bytes=4 << 20)
+(engine,) = llm.llm_engine.engine_core.resources.engine_manager.processes
+os.kill(engine.pid, signal.SIGSTOP)  # so that the call below waits when it dies
+threading.Timer(1, os.kill, (engine.pid, signal.SIGKILL)).start()
+try:
+    llm.reset_prefix_cache()
+except EngineDeadError:
+    print("dead, and said so")
+"""
+
+
+def test_a_call_into_an_engine_that_dies_ends(tiny_llama: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WAITING, str(tiny_llama)],
+        env={**os.environ, "ANVIL_DEVICE_MEMORY": "1GiB"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert "dead, and said so" in done.stdout, done.stdout[-3000:] + done.stderr[-5000:]

@@ -230,3 +230,47 @@ assert ids["ANVIL"] == ["0"] and ids["GPU"] == [], ids
         ANVIL_VISIBLE_DEVICES="1,0",
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_pending_calls_is_needed(python: Any) -> None:
+    from vllm.v1.engine import core_client
+
+    for call in (
+        core_client.SyncMPClient.call_utility,
+        core_client.AsyncMPClient._call_utility_async,
+    ):
+        assert "self.utility_results[call_id] = future" in inspect.getsource(call)
+    assert "utility_results" not in inspect.getsource(core_client.MPClient.shutdown)
+    result = python(
+        """
+import asyncio
+from concurrent.futures import Future
+from types import SimpleNamespace
+from vllm.v1.engine.core_client import MPClient
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm_anvil.plugin.seams import pending_calls
+
+pending_calls.apply()
+pending_calls.apply()
+
+async def main():
+    resources = SimpleNamespace(engine_dead=False, engine_manager=None)
+    answered, waiting = Future(), Future()
+    awaited = asyncio.get_running_loop().create_future()
+    answered.set_result(1)
+    calls = {1: answered, 2: waiting, 3: awaited}
+    MPClient.start_engine_core_monitor(SimpleNamespace(resources=resources, utility_results=calls))
+    assert not waiting.done() and not awaited.done()
+    resources.engine_dead = True
+    for call in (asyncio.wrap_future(waiting), awaited):
+        try:
+            await asyncio.wait_for(call, 60)
+        except EngineDeadError:
+            continue
+        raise SystemExit("no error")
+    assert answered.result() == 1
+
+asyncio.run(main())
+"""
+    )
+    assert result.returncode == 0, result.stderr

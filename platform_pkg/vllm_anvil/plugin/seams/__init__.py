@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # a worker builds anything.
 EVERY_PROCESS = ("engine_metadata", "ray_devices")
 CONFIGURATION = ("batch_defaults", "ngram_overlap")
-ENGINE = ("worker_start",)
+ENGINE = ("worker_start", "pending_calls")
 RAY_EXECUTOR = ("ray_environment",)
 WORKER = (
     "torch_threads",
