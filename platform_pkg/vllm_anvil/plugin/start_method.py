@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 from vllm.logger import init_logger
 
@@ -65,13 +66,30 @@ def _may_have_openmp_threads() -> bool:
         for thread in os.listdir("/proc/self/task"):
             if int(thread) == threading.get_native_id():
                 continue
-            with open(f"/proc/self/task/{thread}/syscall") as file:
-                place = file.read().split()[-1]  # where it waits; or: it is running
+            place = _where_it_waits(thread)
+            if place is None:
+                continue
             if place == "running" or any(int(place, 16) in code for code in runtimes):
                 return True
     except OSError:
         return True
     return False
+
+
+def _where_it_waits(thread: str) -> str | None:
+    """An address, or "running"; None for a thread that has ended. One that Python has joined may
+    still be on its way out: it gets a moment before it counts as running."""
+    place = "running"
+    for _ in range(20):
+        try:
+            with open(f"/proc/self/task/{thread}/syscall") as file:
+                place = file.read().split()[-1]
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        if place != "running":
+            break
+        time.sleep(0.001)
+    return place
 
 
 def _mapped_code(*libraries: str) -> list[range]:

@@ -60,6 +60,7 @@ class AnvilWorker(RecordingWorker):
     """A rank of the engine on one anvil device."""
 
     _telemetry: Telemetry | None = None
+    _sleep_mode_backend: Any = None  # until the engine asks for it
 
     @staticmethod
     def model_runner_path(vllm_config: VllmConfig) -> str:
