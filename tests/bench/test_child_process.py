@@ -41,6 +41,22 @@ def test_success_and_what_is_looked_at_meanwhile(tmp_path: Path) -> None:
     assert looks
 
 
+def test_a_limit_for_each_step(tmp_path: Path) -> None:
+    """Steps that together take longer than the limit are waited for; one that does is not."""
+    with child(tmp_path, "import time; time.sleep(3)") as one:
+
+        def look(started: float = time.monotonic()) -> None:
+            one.doing = f"step {int((time.monotonic() - started) / 0.5)}"
+
+        one.wait(1.5, look, each_step=True)
+    with (
+        pytest.raises(ChildFailed, match=r"got no further within 1 s \(--timeout\) while idle"),
+        child(tmp_path, "import time; time.sleep(60)") as one,
+    ):
+        one.doing = "idle"
+        one.wait(1, each_step=True)
+
+
 def test_death_with_its_last_words(tmp_path: Path) -> None:
     code = "import sys\nfor n in range(40): print('line', n)\nsys.exit(3)"
     with pytest.raises(ChildFailed) as raised, child(tmp_path, code) as one:

@@ -38,7 +38,7 @@ def make_decoder(kind: str, folder: Path) -> None:
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=997,
-        hidden_size=104,
+        hidden_size=102,  # of 6 heads, which LlamaConfig wants to divide it
         intermediate_size=202,
         num_hidden_layers=3,
         num_attention_heads=6,

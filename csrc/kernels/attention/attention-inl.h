@@ -52,11 +52,25 @@ struct WorkerScratch {
   }
 };
 
+inline bool held_in_pairs(CacheType type) {
+  return type != CacheType::kFloat32 && type != CacheType::kFp16;
+}
+
+// Up to how many rows of a KV head cost less here than as a tile, measured on caches that lie in
+// memory and in the processor's. Of what is two terms here a tile is float32, at half the rate.
+inline int64_t few_rows(const AttentionArgs& args) {
+#if defined(__AVX512BF16__)
+  if (held_in_pairs(args.cache_type)) {
+    if (args.type == ElementType::kBf16) return args.cache_type == CacheType::kBf16 ? 10 : 12;
+    if (args.fixed_split == 0) return kMostFewRows;
+  }
+#endif
+  return ANVIL_VECTOR_BYTES == 64 ? 8 : 10;
+}
+
 inline AttentionShape attention_shape(const AttentionArgs& args) {
-  // With splits that do not depend on the batch, neither does what computes a row: its request may
-  // have more rows in another step.
-  return {kMostTileRows, args.fixed_split > 0 ? 0 : smaller(kMostFewRows, kMostTileRows),
-          kMostHeadRows, padded_columns(args.value_head_size), WorkerScratch(args, nullptr).bytes};
+  return {kMostTileRows, smaller(few_rows(args), kMostTileRows), kMostHeadRows,
+          padded_columns(args.value_head_size), WorkerScratch(args, nullptr).bytes};
 }
 
 inline int64_t attention_workspace_bytes(const AttentionArgs& args) {
@@ -113,10 +127,6 @@ inline void compute_tile(const QueryRows& rows, int64_t key_begin, int64_t key_e
   }
 }
 
-inline bool held_in_pairs(CacheType type) {
-  return type != CacheType::kFloat32 && type != CacheType::kFp16;
-}
-
 #if defined(__AVX512BF16__)
 // Of a cache that is held in pairs.
 template <int kTerms>
@@ -141,13 +151,15 @@ inline void compute_range(const QueryRows& rows, int64_t heads, bool few, int64_
 #if defined(__AVX512BF16__)
   // Products of bfloat16 are exact, and twice as many an instruction. Numbers that bfloat16 does
   // not hold are two terms, which costs what it gains: where rows are few, the cache is still read
-  // where it lies.
+  // where it lies, unless a row must be what it is among many.
   if (held_in_pairs(rows.args.cache_type)) {
     const bool exact = rows.args.type == ElementType::kBf16;
     if (few && exact) {
       return compute_few_pair_rows<1>(rows, heads, key_begin, key_end, scratch, states);
     }
-    if (few) return compute_few_pair_rows<2>(rows, heads, key_begin, key_end, scratch, states);
+    if (few && rows.args.fixed_split == 0) {
+      return compute_few_pair_rows<2>(rows, heads, key_begin, key_end, scratch, states);
+    }
     if (exact) return compute_tile<PairProduct>(rows, key_begin, key_end, scratch, states);
   }
 #endif

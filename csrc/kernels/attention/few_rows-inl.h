@@ -5,6 +5,9 @@
 // next of them are asked for meanwhile. The heads of a request take turns, chunk of keys by chunk:
 // in most layouts they are neighbours, and memory is read in long runs.
 //
+// With fixed splits a row's bits are those that tile-inl.h gives it: chunks are its blocks, and
+// keys are the lanes of the first product, whatever the number of rows.
+//
 // Compiled once per instruction set, inside that set's namespace; see vec/bytes-inl.h for what that
 // forbids.
 #pragma once
@@ -18,8 +21,8 @@
 
 namespace anvil::kernels::ANVIL_ISA_NAMESPACE {
 
-// Rows of one head, and of all heads of an item.
-constexpr int64_t kMostFewRows = 16;
+// Rows of one head, for any types, and of all heads of an item.
+constexpr int64_t kMostFewRows = 24;
 constexpr int64_t kMostHeadRows = 64;
 
 template <typename Product>
@@ -34,48 +37,52 @@ struct FewRowsScratch {
   float* units;     // of keys, [key columns / kPerUnit][kStrips * kGroupKeys]
 };
 
-// Logits of a group for a row, in powers of two, hidden where the row does not see a key.
-inline Floats finished_logits(Floats products, const QueryRows& rows, int64_t row, int64_t key,
-                              Visible seen) {
+// The keys of a group.
+inline Floats group_positions(int64_t key) {
+  float numbers[kGroupKeys];
+  for (int64_t i = 0; i < kGroupKeys; ++i) numbers[i] = static_cast<float>(key + i);
+  return Floats::load(numbers);
+}
+
+// Logits of a group for a row, in powers of two.
+inline Floats finished_logits(Floats products, const QueryRows& rows, int64_t row, int64_t key) {
   const AttentionArgs& args = rows.args;
-  const bool inside = key >= seen.first && key + kGroupKeys - 1 <= seen.last;
   Floats logits = products * Floats::all(args.scale);
   if (args.soft_cap > 0) {
     logits = tanh(logits * Floats::all(1.0f / args.soft_cap)) * Floats::all(args.soft_cap);
   }
   logits = logits * Floats::all(kLog2e);
-  if (args.alibi_slopes == nullptr && inside) return logits;
-  float numbers[kGroupKeys];
-  for (int64_t i = 0; i < kGroupKeys; ++i) numbers[i] = static_cast<float>(key + i);
-  const Floats position = Floats::load(numbers);
-  if (args.alibi_slopes != nullptr) {
-    const Floats distance =
-        (position - Floats::all(static_cast<float>(rows.position(row)))).magnitude();
-    const float slope = args.alibi_slopes[rows.head(row)] * -kLog2e;
-    logits = distance.multiply_add(Floats::all(slope), logits);
-  }
-  if (!inside) {
-    const LaneBits visible = position.at_least(Floats::all(static_cast<float>(seen.first))) &
-                             Floats::all(static_cast<float>(seen.last)).at_least(position);
-    logits = logits.where(visible, Floats::all(kHidden));
-  }
-  return logits;
+  if (args.alibi_slopes == nullptr) return logits;
+  const Floats position = Floats::all(static_cast<float>(rows.position(row)));
+  const Floats distance = (group_positions(key) - position).magnitude();
+  const float slope = args.alibi_slopes[rows.head(row)] * -kLog2e;
+  return distance.multiply_add(Floats::all(slope), logits);
+}
+
+// Logits of a group, hidden where a row does not see a key.
+inline Floats seen_logits(Floats logits, int64_t key, Visible seen) {
+  if (key >= seen.first && key + kGroupKeys - 1 <= seen.last) return logits;
+  const Floats position = group_positions(key);
+  const LaneBits visible = position.at_least(Floats::all(static_cast<float>(seen.first))) &
+                           Floats::all(static_cast<float>(seen.last)).at_least(position);
+  return logits.where(visible, Floats::all(kHidden));
 }
 
 // Finishes a chunk's logits of a row but for a factor, which is returned: the softmax multiplies by
-// it where nothing else is to be done, which takes a positive one.
+// it.
 inline float finish_chunk(float* logits, const QueryRows& rows, int64_t row,
                           const ChunkPlace& place, Visible seen) {
   const AttentionArgs& args = rows.args;
   const int64_t end = place.begin + place.num_groups * kGroupKeys;
-  if (args.soft_cap == 0 && args.alibi_slopes == nullptr && args.scale > 0 &&
-      place.begin >= seen.first && end - 1 <= seen.last) {
-    return args.scale * kLog2e;
+  const bool plain = plain_logits(args);
+  if (!plain || place.begin < seen.first || end - 1 > seen.last) {
+    for (int64_t key = place.begin; key < end; key += kGroupKeys, logits += kGroupKeys) {
+      Floats group = Floats::load(logits);
+      if (!plain) group = finished_logits(group, rows, row, key);
+      seen_logits(group, key, seen).store(logits);
+    }
   }
-  for (int64_t key = place.begin; key < end; key += kGroupKeys, logits += kGroupKeys) {
-    finished_logits(Floats::load(logits), rows, row, key, seen).store(logits);
-  }
-  return 1.0f;
+  return plain ? args.scale * kLog2e : 1.0f;
 }
 
 // One chunk's logits of a row, times `factor`, become weights; the row's sums are brought to a new
@@ -90,16 +97,14 @@ inline void weigh_chunk(const float* logits, int64_t num_groups, float factor,
   }
   most = most * Floats::all(factor);
   float& max = states.max[row];
+  Floats change = Floats::all(1.0f);
   if (most.greater(Floats::all(max + kSlack)) != 0) {
     const float now = most.greatest();
-    const Floats change = exp2<false>(Floats::all(max - now));
+    change = exp2<false>(Floats::all(max - now));
     float* out = states.out + row * states.columns;
     for (int64_t c = 0; c < states.columns; c += Floats::kLanes) {
       (Floats::load(out + c) * change).store(out + c);
     }
-    float lanes[Floats::kLanes];
-    change.store(lanes);
-    states.sum[row] *= lanes[0];
     max = now;
   }
   constexpr bool kForHalf = Product::kPerUnit > 1 && kTerms == 1;
@@ -118,7 +123,8 @@ inline void weigh_chunk(const float* logits, int64_t num_groups, float factor,
       }
     }
   }
-  states.sum[row] += total.sum();
+  const Floats before = Floats::all(states.sum[row]);
+  before.multiply_add(change, Floats::all(total.sum())).store(states.sum + row, 1);
 }
 
 template <typename Product, int kTerms>
@@ -153,8 +159,10 @@ inline void attend_few_rows(const QueryRows& rows, int64_t heads, int64_t key_be
   const bool one_block = args.block_size % kGroupKeys == 0;
   const bool whole = one_block && in_place<Copies>(keys, args.head_size, key_columns) &&
                      in_place<Copies>(values, args.value_head_size, value_columns);
-  const int64_t chunk_groups = groups_of_chunk(key_bytes + value_bytes);
-  const bool transposed = rows.count >= Product::kRowsToTranspose;
+  const bool as_tiles = args.fixed_split > 0;
+  const int64_t chunk_groups = as_tiles ? kChunkGroups : groups_of_chunk(key_bytes + value_bytes);
+  const int64_t align = as_tiles ? kChunkKeys : kGroupKeys;
+  const bool transposed = as_tiles || rows.count >= Product::kRowsToTranspose;
   Visible seen[kMostFewRows];  // the same for every head
   for (int64_t row = 0; row < rows.count; ++row) {
     seen[row] = rows.visible(row);
@@ -162,8 +170,7 @@ inline void attend_few_rows(const QueryRows& rows, int64_t heads, int64_t key_be
     seen[row].last = smaller(seen[row].last, key_end - 1);
   }
 
-  ChunkPlace place =
-      place_chunk(keys, values, key_begin / kGroupKeys * kGroupKeys, chunk_groups, key_end);
+  ChunkPlace place = place_chunk(keys, values, key_begin / align * align, chunk_groups, key_end);
   if (one_block) {
     // What comes first has been asked for by no one.
     NextChunk first = {place,

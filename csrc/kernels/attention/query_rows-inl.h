@@ -81,6 +81,12 @@ constexpr float kNoneSeen = -3.4e38f;
 constexpr float kSlack = 8.0f;
 constexpr float kLog2e = 1.44269504f;
 
+// Whether logits are products times one factor, which the softmax then multiplies by. A factor that
+// is not positive would turn what is hidden into the largest.
+inline bool plain_logits(const AttentionArgs& args) {
+  return args.soft_cap == 0 && args.alibi_slopes == nullptr && args.scale > 0;
+}
+
 // 2^x for x up to 128; 0 for x below -150. NaN stays.
 template <bool kForHalf>
 inline Floats exp2(Floats x) {

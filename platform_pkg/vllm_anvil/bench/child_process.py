@@ -64,15 +64,25 @@ class Child:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def wait(self, timeout_s: float, look: Callable[[], None] = lambda: None) -> None:
+    def wait(
+        self,
+        timeout_s: float,
+        look: Callable[[], None] = lambda: None,
+        *,
+        each_step: bool = False,
+    ) -> None:
         """Waits until it has ended, calling `look` meanwhile.
 
-        Raises ChildFailed where it takes longer, or ends with another status than 0.
+        Raises ChildFailed where it takes longer, or ends with another status than 0. `each_step`:
+        so long for each thing that `doing` says, which `look` updates, instead of for all of them.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline, doing = time.monotonic() + timeout_s, self.doing
         while self.alive:
+            if each_step and doing != self.doing:
+                deadline, doing = time.monotonic() + timeout_s, self.doing
             if time.monotonic() > deadline:
-                raise self.failure(f"did not end within {timeout_s:g} s (--timeout)")
+                how = "got no further" if each_step else "did not end"
+                raise self.failure(f"{how} within {timeout_s:g} s (--timeout)")
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(POLL_S)
             look()

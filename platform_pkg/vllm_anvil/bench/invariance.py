@@ -193,7 +193,7 @@ class Check:
             tell(f"{what}: {child.doing}")
 
         with Child(what, command, self.side.environment, self.folder / "log") as child:
-            child.wait(self.timeout_s, read)
+            child.wait(self.timeout_s, read, each_step=True)
             read()
             if "refused" in found:
                 raise Refused(f"{what}: {found['refused']}")

@@ -45,8 +45,9 @@ def check_invariance(
         bool, typer.Option(help="Where a result differs, look for the first op that does.")
     ] = True,
     timeout: Annotated[
-        float, typer.Option(min=1.0, help="Seconds that each engine may take.")
-    ] = 1800.0,
+        float,
+        typer.Option(min=1.0, help="Seconds that an engine may take for its start or one batch."),
+    ] = 600.0,
     json: Annotated[
         str | None, typer.Option(help='Write all findings to this file; "-": standard output.')
     ] = None,

@@ -224,15 +224,22 @@ std::vector<char> AttentionCall::run(const KernelTable& table, int64_t workers, 
 
 std::vector<char> AttentionCall::run_alone(const KernelTable& table, int64_t request,
                                            int64_t workers) {
+  return run_rows(table, request, 0, requests_[request].rows, workers);
+}
+
+std::vector<char> AttentionCall::run_rows(const KernelTable& table, int64_t request, int64_t begin,
+                                          int64_t end, int64_t workers) {
   const AttentionArgs together = args;
   const int64_t element = size_of(as_cache_type(layer_.type));
-  const int64_t start = args.query_start_loc[request], rows = requests_[request].rows;
+  const int64_t start = args.query_start_loc[request] + begin, rows = end - begin;
   const int32_t starts[] = {0, static_cast<int32_t>(rows)};
+  const int32_t length =
+      static_cast<int32_t>(args.seq_lens[request] - requests_[request].rows + end);
   args.query = static_cast<const char*>(args.query) + start * args.query_token_stride * element;
   args.output = static_cast<char*>(args.output) + start * args.output_token_stride * element;
   args.block_table += request * args.block_table_stride;
   args.query_start_loc = starts;
-  args.seq_lens += request;
+  args.seq_lens = &length;
   args.causal = requests_[request].causal;
   args.causal_per_request = nullptr;
   args.num_tokens = rows;
@@ -243,9 +250,14 @@ std::vector<char> AttentionCall::run_alone(const KernelTable& table, int64_t req
 }
 
 std::vector<char> AttentionCall::part_of(int64_t request, const std::vector<char>& output) const {
+  return rows_of(request, 0, requests_[request].rows, output);
+}
+
+std::vector<char> AttentionCall::rows_of(int64_t request, int64_t begin, int64_t end,
+                                         const std::vector<char>& output) const {
   const int64_t row = args.output_token_stride * size_of(as_cache_type(layer_.type));
-  const auto begin = output.begin() + args.query_start_loc[request] * row;
-  return {begin, begin + requests_[request].rows * row};
+  const auto first = output.begin() + args.query_start_loc[request] * row;
+  return {first + begin * row, first + end * row};
 }
 
 }  // namespace anvil::kernels

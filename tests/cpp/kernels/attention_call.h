@@ -25,10 +25,18 @@ struct Layer {
   bool slopes = false, sinks = false;
 };
 
+constexpr ElementType kTypes[] = {ElementType::kFloat32, ElementType::kBf16, ElementType::kFp16};
+
+std::string name_of(const Layer& layer);
+
 struct Request {
   int64_t rows, keys;
   bool causal = true;
 };
+
+// Long ranges of keys, which are cut, beside short ones.
+inline const std::vector<Request> kLongAndShort = {{1, 2100}, {1, 3},    {1, 700},
+                                                   {2, 1030}, {50, 300}, {1, 1}};
 
 enum class CacheIs {
   kTwo,          // keys and values in memory of their own, without gaps
@@ -59,8 +67,13 @@ class AttentionCall {
                         Order order = Order::kForward);
   // The same of a batch of one of the requests, where heads lie within tokens.
   std::vector<char> run_alone(const KernelTable& table, int64_t request, int64_t workers);
-  // What of the output's bytes is a request's.
+  // Of its rows [begin, end), as they are computed when it has none behind them.
+  std::vector<char> run_rows(const KernelTable& table, int64_t request, int64_t begin, int64_t end,
+                             int64_t workers);
+  // What of the output's bytes is a request's, and its rows' [begin, end).
   std::vector<char> part_of(int64_t request, const std::vector<char>& output) const;
+  std::vector<char> rows_of(int64_t request, int64_t begin, int64_t end,
+                            const std::vector<char>& output) const;
 
   // Compares what the last run wrote with what must come out, and that it wrote nothing else.
   void expect_right(const std::string& what);

@@ -8,6 +8,14 @@
 
 namespace anvil::kernels {
 
+std::string name_of(const Layer& layer) {
+  const char* types[] = {"float32", "bf16", "fp16", "e4m3", "e5m2", "int8"};
+  return std::string(types[static_cast<int>(layer.type)]) + " over " +
+         types[static_cast<int>(layer.cache)] + ", " + std::to_string(layer.heads) + "/" +
+         std::to_string(layer.kv_heads) + " heads of " + std::to_string(layer.head_size) + "/" +
+         std::to_string(layer.value_size) + ", blocks of " + std::to_string(layer.block_size);
+}
+
 bool AttentionCall::sees(const Request& request, int64_t position, int64_t key) const {
   if (request.causal && key > position) return false;
   return layer_.window == 0 || std::abs(key - position) < layer_.window;
