@@ -12,6 +12,7 @@ namespace anvil {
 namespace {
 
 constexpr uint64_t kLeastDeviceMemory = 2 * kMiB;  // the allocator's smallest mapping
+constexpr int64_t kMostHostCores = 1024;
 constexpr int64_t kLongestDelay = 1000000;
 
 std::string Rejected(const char* name, const std::string& value, const std::string& accepted) {
@@ -42,6 +43,15 @@ Result<Configuration> ReadConfiguration(const Environment& environment) {
           "ANVIL_DEVICES", *text, "a whole number from 1 to " + std::to_string(ANVIL_MAX_DEVICES)));
     }
     configuration.request.device_count = static_cast<int>(*count);
+  }
+
+  if (const auto text = get("ANVIL_HOST_CORES")) {
+    const auto count = ParseInteger(*text);
+    if (!count || *count < 0 || *count > kMostHostCores) {
+      return Outcome::Error(Rejected("ANVIL_HOST_CORES", *text,
+                                     "a whole number from 0 to " + std::to_string(kMostHostCores)));
+    }
+    configuration.request.host_cores = static_cast<int>(*count);
   }
 
   if (const auto text = get("ANVIL_DEVICE_MEMORY")) {

@@ -38,6 +38,18 @@ size_t CountCores(const CoresByNode& cores) {
   return count;
 }
 
+// Takes cores that stay the host's from the nodes that have most, and from the last of these.
+void LeaveToHost(CoresByNode& cores, int count) {
+  for (; count > 0; --count) {
+    auto largest = cores.begin();
+    for (auto node = cores.begin(); node != cores.end(); ++node) {
+      if (node->second.size() >= largest->second.size()) largest = node;
+    }
+    largest->second.pop_back();
+    if (largest->second.empty()) cores.erase(largest);
+  }
+}
+
 // The cores of each device before the quota: (cores in order of preference) for each device.
 std::vector<std::vector<int>> SplitNodes(const CoresByNode& cores, int count) {
   std::vector<std::vector<int>> devices;
@@ -162,13 +174,16 @@ std::vector<uint64_t> ShareMemory(const Host& host, const std::vector<std::set<i
 
 std::string TooManyDevices(const Host& host, const PlanRequest& request, size_t physical,
                            size_t usable) {
+  const size_t left = static_cast<size_t>(request.host_cores);
   std::string words = "ANVIL_DEVICES=" + std::to_string(request.device_count) + " asks for " +
                       std::to_string(request.device_count) + " devices, but only " +
                       std::to_string(usable) + (usable == 1 ? " core is" : " cores are") +
                       " usable: this process may run on " +
                       std::to_string(host.allowed_cpus.size()) + " logical CPUs, which are " +
                       std::to_string(physical) + " physical cores";
-  if (usable < physical) {
+  if (left > 0)
+    words += ", of which ANVIL_HOST_CORES leaves " + std::to_string(left) + " to the host";
+  if (usable + left < physical) {
     char quota[64];
     std::snprintf(quota, sizeof(quota), ", and its cgroup's quota is %g CPUs", *host.cpu_quota);
     words += quota;
@@ -190,13 +205,22 @@ uint64_t AvailableMemory(const HostMemory& memory) {
 
 Result<std::vector<DevicePlan>> PlanDevices(const Host& host, const PlanRequest& request) {
   using Plans = Result<std::vector<DevicePlan>>;
-  const CoresByNode cores = UsableCores(host);
+  CoresByNode cores = UsableCores(host);
   const size_t physical = CountCores(cores);
   if (physical == 0) return Plans::Error("The operating system reports no CPU for this process.");
   size_t usable = physical;
   if (host.cpu_quota) {
     usable = std::min(usable, static_cast<size_t>(std::max(1.0, std::floor(*host.cpu_quota))));
   }
+  const size_t left = static_cast<size_t>(request.host_cores);
+  if (left > 0 && left >= usable) {
+    return Plans::Error("ANVIL_HOST_CORES=" + std::to_string(left) +
+                        " leaves no core to a device: " + std::to_string(usable) +
+                        (usable == 1 ? " is" : " are") + " usable. Set it to at most " +
+                        std::to_string(usable - 1) + ".");
+  }
+  LeaveToHost(cores, request.host_cores);
+  usable -= left;
   const size_t count = static_cast<size_t>(request.device_count);
   std::vector<std::vector<int>> core_sets;
   if (count <= usable) {

@@ -18,6 +18,7 @@ struct PlanRequest {
   std::optional<uint64_t> device_memory;  // ANVIL_DEVICE_MEMORY, bytes for each device
   std::vector<int> visible;               // ANVIL_VISIBLE_DEVICES, in order; empty: all
   bool share_cores = false;               // ANVIL_SHARE_CORES
+  int host_cores = 0;                     // ANVIL_HOST_CORES
 };
 
 struct DevicePlan {
@@ -30,6 +31,7 @@ struct DevicePlan {
 // Rules
 //   * Cores: one logical CPU for each physical core of the process's CPU set; a cgroup's CPU quota
 //     bounds their number (rounded down, at least one).
+//   * host_cores of them belong to no device: the last ones of the nodes that have most.
 //   * With at least as many devices as NUMA nodes, no device straddles nodes, and a node's cores
 //     are split evenly among its devices. With fewer, each device gets whole neighbouring nodes.
 //   * More devices than cores only with share_cores: each has one core then, in turn.

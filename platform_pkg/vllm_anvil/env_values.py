@@ -36,6 +36,12 @@ def device_count(text: str) -> int:
     return int(text)
 
 
+def host_cores(text: str) -> int:
+    if not re.fullmatch(r"[0-9]+", text.strip()) or int(text) > 1024:
+        raise ValueError("must be a whole number of cores from 0 to 1024")
+    return int(text)
+
+
 def delay(text: str) -> int:
     if not re.fullmatch(r"[0-9]+", text.strip()) or int(text) > 1_000_000:
         raise ValueError("must be a whole number of microseconds from 0 to 1000000")

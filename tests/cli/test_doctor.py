@@ -54,6 +54,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     },
     "device": {
         "devices": [DEVICE],
+        "host_cores": 0,
         "isa": {"active": "avx512", "supported": ["scalar", "avx2", "avx512"]},
     },
     "torchvision": {"version": None, "problem": None},
@@ -102,6 +103,7 @@ def test_all_is_well() -> None:
     assert "4 (0-2,5)" in text
     assert "8.0 GiB" in text
     assert "Instruction set: avx512" in text
+    assert "The engine's Python runs on the devices' cores." in text
     for part in (
         "worker",
         "model_runner",

@@ -52,7 +52,8 @@ class Report:
     """Everything doctor knows; `asdict` of it is the JSON output.
 
     `predicted` and `resolved` name the platform: "anvil", a built-in platform, another plugin or
-    class, "unspecified", or "error". `resolved` is None when vLLM gave no answer.
+    class, "unspecified", or "error". `resolved` is None when vLLM gave no answer. `host_cores` are
+    left to the engine's Python, None where there are no devices.
     """
 
     uses_anvil: bool
@@ -68,6 +69,7 @@ class Report:
     endpoints: list[dict[str, Any]]
     versions: list[Version]
     devices: list[dict[str, Any]]
+    host_cores: int | None
     isa: dict[str, Any] | None
     device_error: str | None
     engine: dict[str, Any]
@@ -124,6 +126,7 @@ def judge(host: selection.Host, answers: dict[str, dict[str, Any]]) -> Report:
         endpoints=[asdict(p) | {"loaded": _opened(p, host)} for p in host.endpoints],
         versions=versions,
         devices=device.get("devices", []),
+        host_cores=device.get("host_cores"),
         isa=device.get("isa"),
         device_error=device.get("error"),
         engine={k: v for k, v in engine.items() if k != "error"},

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from vllm_anvil import selection
+from vllm_anvil import envs, selection
 
 
 def platform() -> dict[str, Any]:
@@ -105,6 +105,7 @@ def device() -> dict[str, Any]:
         )
     return {
         "devices": devices,
+        "host_cores": envs.ANVIL_HOST_CORES,
         "isa": {"active": anvil.active_isa(), "supported": list(anvil.supported_isas())},
     }
 

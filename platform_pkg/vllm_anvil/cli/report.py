@@ -18,6 +18,8 @@ def show(report: Report, console: Console | None = None) -> None:
     _verdict(report, console)
     console.print(_versions(report))
     console.print(_devices(report))
+    if report.host_cores is not None:
+        console.print(f"{_placement(report.host_cores)}\n")
     if report.isa is not None:
         console.print(
             f"Instruction set: [bold]{escape(str(report.isa['active']))}[/]; this machine runs "
@@ -81,6 +83,13 @@ def _versions(report: Report) -> Table:
             mark if row.installed is not None else "[red]missing[/]",
         )
     return table
+
+
+def _placement(host_cores: int) -> str:
+    if host_cores == 0:
+        return "The engine's Python runs on the devices' cores. ANVIL_HOST_CORES leaves it its own."
+    cores = "1 core is" if host_cores == 1 else f"{host_cores} cores are"
+    return f"{cores} left to the engine's Python by ANVIL_HOST_CORES."
 
 
 def _devices(report: Report) -> Table | str:

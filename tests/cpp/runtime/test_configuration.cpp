@@ -25,6 +25,7 @@ TEST(Configuration, DefaultsToOneDeviceWithItsShareOfMemory) {
                                                             {"ANVIL_DEVICE_MEMORY", " "},
                                                             {"ANVIL_VISIBLE_DEVICES", ""},
                                                             {"ANVIL_SHARE_CORES", ""},
+                                                            {"ANVIL_HOST_CORES", ""},
                                                             {"ANVIL_LAUNCH_BLOCKING", ""},
                                                             {"ANVIL_SANITIZE", ""},
                                                             {"ANVIL_DEBUG_POISON", ""},
@@ -35,6 +36,7 @@ TEST(Configuration, DefaultsToOneDeviceWithItsShareOfMemory) {
     EXPECT_FALSE(configuration.value.request.device_memory);
     EXPECT_TRUE(configuration.value.request.visible.empty());
     EXPECT_FALSE(configuration.value.request.share_cores);
+    EXPECT_EQ(configuration.value.request.host_cores, 0);
     EXPECT_FALSE(configuration.value.launch_blocking);
     EXPECT_FALSE(configuration.value.sanitize);
     EXPECT_FALSE(configuration.value.poison);
@@ -47,6 +49,7 @@ TEST(Configuration, ReadsEveryVariable) {
                                    {"ANVIL_DEVICE_MEMORY", "1.5GiB"},
                                    {"ANVIL_VISIBLE_DEVICES", "3, 1"},
                                    {"ANVIL_SHARE_CORES", "1"},
+                                   {"ANVIL_HOST_CORES", "2"},
                                    {"ANVIL_LAUNCH_BLOCKING", "1"},
                                    {"ANVIL_SANITIZE", "1"},
                                    {"ANVIL_DEBUG_POISON", "1"},
@@ -56,6 +59,7 @@ TEST(Configuration, ReadsEveryVariable) {
   EXPECT_EQ(configuration.value.request.device_memory, kGiB + kGiB / 2);
   EXPECT_EQ(configuration.value.request.visible, (std::vector<int>{3, 1}));
   EXPECT_TRUE(configuration.value.request.share_cores);
+  EXPECT_EQ(configuration.value.request.host_cores, 2);
   EXPECT_TRUE(configuration.value.launch_blocking);
   EXPECT_TRUE(configuration.value.sanitize);
   EXPECT_TRUE(configuration.value.poison);
@@ -105,6 +109,8 @@ INSTANTIATE_TEST_SUITE_P(Table, RejectedValue,
                                          Rejected{"ANVIL_VISIBLE_DEVICES", ",0", "indices"},
                                          Rejected{"ANVIL_VISIBLE_DEVICES", "64", "indices"},
                                          Rejected{"ANVIL_SHARE_CORES", "all", "0 or 1"},
+                                         Rejected{"ANVIL_HOST_CORES", "-1", "0 to 1024"},
+                                         Rejected{"ANVIL_HOST_CORES", "all", "0 to 1024"},
                                          Rejected{"ANVIL_LAUNCH_BLOCKING", "yes", "0 or 1"},
                                          Rejected{"ANVIL_LAUNCH_BLOCKING", "2", "0 or 1"},
                                          Rejected{"ANVIL_SANITIZE", "yes", "0 or 1"},

@@ -128,6 +128,25 @@ TEST(Planner, DevicesShareCoresWhereThatIsAllowed) {
   EXPECT_EQ(apart.value[1].cores, (std::vector<int>{2, 3}));
 }
 
+TEST(Planner, CoresThatAreTheHostsBelongToNoDevice) {
+  PlanRequest request = Devices(1);
+  request.host_cores = 1;
+  const auto one = PlanDevices(MakeHost(1, 4), request);
+  ASSERT_TRUE(one.ok()) << one.error;
+  EXPECT_EQ(one.value[0].cores, (std::vector<int>{0, 1, 2}));
+  // From each node in turn, so that devices stay alike.
+  request.device_count = request.host_cores = 2;
+  const auto two = PlanDevices(MakeHost(2, 3), request);
+  ASSERT_TRUE(two.ok()) << two.error;
+  EXPECT_EQ(two.value[0].cores, (std::vector<int>{0, 1}));
+  EXPECT_EQ(two.value[1].cores, (std::vector<int>{3, 4}));
+  // A quota of 4 CPUs is 2 for devices, too.
+  request.device_count = 1;
+  const auto bounded = PlanDevices(WithQuota(MakeHost(1, 8), 4.5), request);
+  ASSERT_TRUE(bounded.ok()) << bounded.error;
+  EXPECT_EQ(bounded.value[0].cores, (std::vector<int>{0, 1}));
+}
+
 // Whatever the host: no core twice, no device without a core, and no straddling where it can be
 // avoided.
 TEST(Planner, CoresAreDisjointOnEveryHost) {
@@ -265,6 +284,17 @@ TEST(PlannerError, MoreDevicesThanCores) {
                "ANVIL_SHARE_CORES=1"});
   ExpectError(WithQuota(MakeHost(1, 8), 1.5), Devices(2),
               {"ANVIL_DEVICES=2", "only 1 core is usable", "quota is 1.5 CPUs", "at most 1"});
+}
+
+TEST(PlannerError, NoCoreIsLeftToADevice) {
+  PlanRequest request = Devices(1);
+  request.host_cores = 2;
+  ExpectError(MakeHost(1, 2), request,
+              {"ANVIL_HOST_CORES=2", "leaves no core", "2 are usable", "at most 1"});
+  request = Devices(3);
+  request.host_cores = 2;
+  ExpectError(MakeHost(1, 4), request,
+              {"only 2 cores", "ANVIL_HOST_CORES leaves 2 to the host", "at most 2"});
 }
 
 TEST(PlannerError, MoreMemoryThanTheHostHas) {
