@@ -19,6 +19,7 @@
 #include "experts/experts_args.h"
 #include "gemm/linear_args.h"
 #include "gemm/packed_linear_args.h"
+#include "lora/lora_args.h"
 #include "norm/norm_args.h"
 #include "rotary/qk_norm_rotary_write_kv_cache_args.h"
 #include "rotary/rotary_args.h"
@@ -72,6 +73,11 @@ struct KernelTable {
   void (*gather_expert_rows)(const GatherRowsArgs& args, int64_t begin, int64_t end);
   void (*expert_product)(const ExpertProductArgs& args, int64_t begin, int64_t end);
   void (*combine_expert_rows)(const CombineRowsArgs& args, int64_t begin, int64_t end);
+
+  // Low-rank adapters: range over runs times slices times blocks of ranks, and over runs times the
+  // slices' blocks of columns.
+  void (*lora_shrink)(const LoraShrinkArgs& args, int64_t begin, int64_t end);
+  void (*lora_expand)(const LoraExpandArgs& args, int64_t begin, int64_t end);
 
   // Ranges over the rows, each of which is computed by itself.
   void (*rms_norm)(const RmsNormArgs& args, int64_t begin, int64_t end);

@@ -12,7 +12,7 @@ from torch.library import opcheck
 
 import vllm_anvil.ops
 from vllm_anvil.testing import registry
-from vllm_anvil.testing.op_case import Arguments, Case, Op
+from vllm_anvil.testing.op_case import Arguments, Case, Op, changed
 
 # The fakes are beside the wrappers.
 for module in pkgutil.iter_modules(vllm_anvil.ops.__path__):
@@ -47,10 +47,7 @@ def test_opcheck(op: Op, device: torch.device) -> None:
     assert cases
     # Tracing costs more than the calls: all checks once, and the fake on every set of types.
     for number, case in enumerate(cases):
-        arguments = {
-            name: value.to(device) if isinstance(value, Tensor) else value
-            for name, value in case.arguments().items()
-        }
+        arguments = changed(case.arguments(), lambda value: value.to(device))
         tests = ("test_schema", "test_faketensor")
         if number == 0:
             tests += ("test_autograd_registration", "test_aot_dispatch_dynamic")

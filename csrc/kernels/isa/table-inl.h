@@ -26,6 +26,8 @@
 #include "gemm/pack_linear-inl.h"
 #include "gemm/packed_linear-inl.h"
 #include "kernel_table.h"
+#include "lora/lora_expand-inl.h"
+#include "lora/lora_shrink-inl.h"
 #include "norm/layer_norm-inl.h"
 #include "norm/rms_norm-inl.h"
 #include "rotary/qk_norm_rotary_write_kv_cache-inl.h"
@@ -57,6 +59,8 @@ constinit const KernelTable table = {
     .gather_expert_rows = gather_expert_rows,
     .expert_product = expert_product,
     .combine_expert_rows = combine_expert_rows,
+    .lora_shrink = lora_shrink,
+    .lora_expand = lora_expand,
     .rms_norm = rms_norm,
     .layer_norm = layer_norm,
     .gate_and_mul = gate_and_mul,

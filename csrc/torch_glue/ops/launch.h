@@ -54,19 +54,26 @@ using Tensors = std::initializer_list<std::reference_wrapper<const at::Tensor>>;
 
 // Runs body() where the op's tensors live: at once for the CPU, as a command of the current stream
 // for an anvil device. What the tensors hold may be looked at inside body() only, which may be run
-// several times (by a graph). `reads` and `writes` are all tensors whose memory it uses; their
-// memory outlasts the command. `name` lives as long as the process.
+// several times (by a graph). `reads` with `listed`, and `writes`, are all tensors whose memory it
+// uses; their memory outlasts the command. `name` lives as long as the process.
 template <typename Body>
-void launch(const char* name, c10::Device device, Tensors reads, Tensors writes, Body&& body) {
+void launch(const char* name, c10::Device device, Tensors reads, at::TensorList listed,
+            Tensors writes, Body&& body) {
   if (device.is_cpu()) return body();
   Accesses accesses(current_stream_handle(device.index()));
   for (const at::Tensor& tensor : reads) {
     if (tensor.defined()) accesses.read(tensor);
   }
+  for (const at::Tensor& tensor : listed) accesses.read(tensor);
   for (const at::Tensor& tensor : writes) {
     if (tensor.defined()) accesses.write(tensor);
   }
   submit(name, accesses, std::forward<Body>(body));
+}
+
+template <typename Body>
+void launch(const char* name, c10::Device device, Tensors reads, Tensors writes, Body&& body) {
+  launch(name, device, reads, at::TensorList(), writes, std::forward<Body>(body));
 }
 
 }  // namespace anvil::ops

@@ -100,6 +100,16 @@ TORCH_LIBRARY(anvil, m) {
       "ScalarType? input_dtype=None, Tensor? rows_in_use=None) -> Tensor",
       tags);
 
+  // lora
+  m.def(
+      "lora_shrink(Tensor input, Tensor[] a, Tensor order, Tensor starts, Tensor(a!) shrunk, "
+      "float scale=1.0, Tensor? ranks=None) -> ()",
+      tags);
+  m.def(
+      "lora_expand(Tensor shrunk, Tensor[] b, Tensor order, Tensor starts, Tensor(a!) output, "
+      "int offset=0, bool add=True, Tensor? ranks=None) -> ()",
+      tags);
+
   // sampling
   m.def("topk_topp(Tensor(a!) logits, Tensor? k, Tensor? p, float mask_value) -> ()", tags);
 

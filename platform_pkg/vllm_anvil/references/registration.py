@@ -19,6 +19,7 @@ from . import (
     embedding,
     experts,
     gemm,
+    lora,
     norm,
     rotary,
     sampling,
@@ -89,6 +90,14 @@ SCHEMAS = {
         'str activation="silu", Tensor? expert_map=None, ScalarType? input_dtype=None, '
         "Tensor? rows_in_use=None) -> Tensor"
     ),
+    "lora_shrink": (
+        "(Tensor input, Tensor[] a, Tensor order, Tensor starts, Tensor(a!) shrunk, "
+        "float scale=1.0, Tensor? ranks=None) -> ()"
+    ),
+    "lora_expand": (
+        "(Tensor shrunk, Tensor[] b, Tensor order, Tensor starts, Tensor(a!) output, "
+        "int offset=0, bool add=True, Tensor? ranks=None) -> ()"
+    ),
     "topk_topp": "(Tensor(a!) logits, Tensor? k, Tensor? p, float mask_value) -> ()",
     "ceiling_read": "(Tensor buffer) -> Tensor",
     "ceiling_arithmetic": "(Tensor seed, int steps) -> Tensor",
@@ -106,6 +115,7 @@ _FAMILIES = (
     cache,
     gemm,
     experts,
+    lora,
     sampling,
     ceiling,
 )

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vllm_anvil.testing.op_case import changed
+
 # A view that leaves more than this unused is stored without its strides.
 MOST_SPREAD = 4
 
@@ -91,7 +93,7 @@ def compact(op: str, arguments: Mapping[str, Any]) -> Compacted:
 
 
 def _copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: portable(v) if isinstance(v, Tensor) else v for n, v in arguments.items()}
+    return changed(dict(arguments), portable)
 
 
 def _looked_up(numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_anvil.testing.op_case import Arguments, Case, Op
+from vllm_anvil.testing.op_case import Arguments, Case, Op, changed
 from vllm_anvil.testing.threads import thread_count
 
 
@@ -44,20 +44,14 @@ class Expectation:
 
 def widened(arguments: Arguments) -> Arguments:
     """A copy with every floating tensor in float64."""
-    return {
-        name: (value.double() if value.is_floating_point() else value).clone()
-        if isinstance(value, Tensor)
-        else value
-        for name, value in arguments.items()
-    }
+    return changed(
+        arguments, lambda value: (value.double() if value.is_floating_point() else value).clone()
+    )
 
 
 def copied(arguments: Arguments) -> Arguments:
     """The same with copies of the tensors."""
-    return {
-        name: value.clone() if isinstance(value, Tensor) else value
-        for name, value in arguments.items()
-    }
+    return changed(arguments, Tensor.clone)
 
 
 def results_of(returned: Any, arguments: Arguments, written: tuple[str, ...]) -> dict[str, Tensor]:

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vllm_anvil.testing.expectation import Expectation, copied
-from vllm_anvil.testing.op_case import Arguments, Case, Op
+from vllm_anvil.testing.op_case import Arguments, Case, Op, changed
 from vllm_anvil.testing.parity import Peers, call, synchronize, told
 
 ROUNDS = 7
@@ -84,11 +83,9 @@ def cases_of(op: Op) -> tuple[Case, ...]:
 
 def size(arguments: Arguments) -> int:
     """Bytes of all tensors."""
-    return sum(
-        value.numel() * value.element_size()
-        for value in arguments.values()
-        if isinstance(value, Tensor)
-    )
+    sizes: list[int] = []
+    changed(arguments, lambda value: sizes.append(value.numel() * value.element_size()))
+    return sum(sizes)
 
 
 def measure(
@@ -165,8 +162,7 @@ class _Contender:
         self._run = run
         count = max(1, min(MOST_COPIES, ROTATED_BYTES // max(1, size(arguments))))
         self._copies = [
-            {n: v.to(device) if isinstance(v, Tensor) else v for n, v in copied(arguments).items()}
-            for _ in range(count)
+            changed(copied(arguments), lambda value: value.to(device)) for _ in range(count)
         ]
         self._next = 0
         self.repeat = 1

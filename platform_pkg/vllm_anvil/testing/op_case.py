@@ -24,6 +24,17 @@ UNIT = {
 }
 
 
+def changed(arguments: Arguments, change: Callable[[Tensor], Any]) -> Arguments:
+    """The arguments with `change` made to each tensor, also to those that an argument lists."""
+
+    def apply(value: Any) -> Any:
+        if isinstance(value, list):
+            return [apply(one) for one in value]
+        return change(value) if isinstance(value, Tensor) else value
+
+    return {name: apply(value) for name, value in arguments.items()}
+
+
 class Inputs:
     """Random arguments of a case, on the CPU, the same for every run of it."""
 

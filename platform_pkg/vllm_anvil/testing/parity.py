@@ -24,7 +24,7 @@ from vllm_anvil.testing.expectation import (
     row_order,
 )
 from vllm_anvil.testing.layouts import LAYOUTS, Placed, place
-from vllm_anvil.testing.op_case import Arguments, Case, Op
+from vllm_anvil.testing.op_case import Arguments, Case, Op, changed
 from vllm_anvil.testing.result import Result
 from vllm_anvil.testing.threads import thread_count
 
@@ -126,7 +126,7 @@ def call(
             for name, value in expected.arguments.items()
             if isinstance(value, Tensor)
         }
-        given = expected.arguments | {name: p.view for name, p in placed.items()}
+        given = _given(expected.arguments, placed, device)
         try:
             with thread_count(threads):
                 returned = results_of((peer or op.run)(given), given, ())
@@ -136,6 +136,15 @@ def call(
                 raise
             return Outcome({}, {}, told(error))
         return _outcome(op, expected, device, placed, returned)
+
+
+def _given(arguments: Arguments, placed: Mapping[str, Placed], device: torch.device) -> Arguments:
+    """The arguments with those that were placed; tensors in lists are copied to the device."""
+    copies = changed(
+        {name: value for name, value in arguments.items() if name not in placed},
+        lambda value: value.to(device, copy=True),
+    )
+    return copies | {name: place.view for name, place in placed.items()}
 
 
 def _outcome(
@@ -234,7 +243,7 @@ def _refusal(op: Op, case: Case, expected: Expectation, device: torch.device) ->
         if isinstance(value, Tensor)
     }
     try:
-        op.run(expected.arguments | {name: p.view for name, p in placed.items()})
+        op.run(_given(expected.arguments, placed, device))
         synchronize(device)
     except case.raises:
         return effects.changed_memory(placed, (), expected.arguments)

@@ -31,6 +31,7 @@ OWN = (
             "gemm",
             "packed_gemm",
             "experts",
+            "lora",
             "sampling",
         )
     ),

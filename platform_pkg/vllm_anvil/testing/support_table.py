@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vllm_anvil.testing.expectation import Expectation
 from vllm_anvil.testing.layouts import LAYOUTS
-from vllm_anvil.testing.op_case import Op, Tolerance
+from vllm_anvil.testing.op_case import Op, Tolerance, changed
 from vllm_anvil.testing.parity import implementation_of
 
 HEAD = """# Ops
@@ -73,7 +73,8 @@ def _dtypes(op: Op) -> str:
     """Every set of dtypes that one call of a case has, single ones first."""
     found: set[tuple[str, ...]] = set()
     for case in op.cases:
-        tensors = [value for value in case.arguments().values() if isinstance(value, Tensor)]
+        tensors: list[Tensor] = []
+        changed(case.arguments(), tensors.append)
         floating = [tensor for tensor in tensors if tensor.is_floating_point()]
         names = {_short(tensor.dtype) for tensor in floating or tensors}
         found.add(tuple(sorted(names)))
