@@ -5,7 +5,7 @@
 
 Two engines with default settings, one of them with `--speculative-config`, continue the same
 repetitive prompts, in turn. Their tokens are compared before anything is timed; they may part only
-where the best two tokens are closer than TIE. Prompts are in the prefix cache when it is timed, so
+at ties. Prompts are in the prefix cache when it is timed, so
 that a run is decode steps alone. Figures are medians over rounds; `accepted` is the share of drafts
 that were kept, `a step` how many tokens a step gave.
 """
@@ -15,12 +15,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
 from typing import Any
 
-TIE = 0.02
+from engine_process import EngineProcess, answers, check, reply
+
 ROUNDS = 9
 CONFIG = {
     "method": "ngram",
@@ -51,9 +51,6 @@ def serve(job: dict[str, Any]) -> None:
     was drafted meanwhile."""
     from vllm import LLM, SamplingParams
 
-    def reply(result: Any) -> None:
-        print(f"reply {json.dumps(result)}", flush=True)
-
     llm = LLM(
         job["model"],
         max_model_len=2048,
@@ -75,12 +72,7 @@ def serve(job: dict[str, Any]) -> None:
     for line in sys.stdin:
         if line.strip() == "check":
             outputs = llm.generate(prompts, SamplingParams(logprobs=2, **limits), use_tqdm=False)
-            answers = []
-            for (one,) in (output.outputs for output in outputs):
-                best = [sorted(e.logprob for e in entry.values()) for entry in one.logprobs or []]
-                margins = [values[-1] - values[-2] for values in best]
-                answers.append({"tokens": list(one.token_ids), "margins": margins})
-            reply(answers)
+            reply(answers(outputs))
             continue
         before, start = counters(), time.perf_counter()
         llm.generate(prompts, SamplingParams(detokenize=False, **limits), use_tqdm=False)
@@ -88,54 +80,15 @@ def serve(job: dict[str, Any]) -> None:
         reply({"seconds": seconds} | {k: v - before[k] for k, v in counters().items()})
 
 
-class Engine:
-    """A process that runs `serve`."""
-
-    def __init__(self, job: dict[str, Any]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", json.dumps(job)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.answer()
-
-    def answer(self) -> Any:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("reply "):
-                return json.loads(line.removeprefix("reply "))
-        raise SystemExit("an engine ended before its answer; its messages are above")
-
-    def ask(self, what: str) -> Any:
-        assert self.process.stdin is not None
-        self.process.stdin.write(what + "\n")
-        self.process.stdin.flush()
-        return self.answer()
-
-    def close(self) -> None:
-        self.process.communicate()
-
-
 # ------------------------------------------------------------------ the comparison
-
-
-def check(plain: list[dict[str, Any]], speculative: list[dict[str, Any]]) -> None:
-    for number, (one, other) in enumerate(zip(plain, speculative, strict=True)):
-        pairs = zip(one["tokens"], other["tokens"], strict=True)
-        first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-        if first is not None and one["margins"][first] > TIE:
-            raise SystemExit(
-                f"prompt {number}: token {first} differs, where the best two are "
-                f"{one['margins'][first]:.3f} apart"
-            )
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     job = {"model": options.model, "batch": options.batch, "tokens": options.tokens}
-    engines = [Engine(job | {"config": config}) for config in (None, json.loads(options.config))]
+    configs = (None, json.loads(options.config))
+    engines = [EngineProcess(__file__, job | {"config": config}) for config in configs]
     try:
-        check(*(engine.ask("check") for engine in engines))
+        check("with speculation", *(engine.ask("check") for engine in engines))
         rounds = [[engine.ask("time") for engine in engines] for _ in range(ROUNDS)]
     finally:
         for engine in engines:

@@ -123,10 +123,49 @@ shows it. [What plugins may do](plugin_surfaces.md) has a page of its own.
             "[How to use it](../howto/sleep_mode.md).",
             ("answers", "memory", "weights", "routes", "several devices", "errors"),
         ),
+        "LoRA": (
+            "LoRA",
+            "[How to use it](../howto/lora.md).",
+            (
+                "answers",
+                "graphs",
+                "prefix caching",
+                "with others",
+                "several devices",
+                "adapters",
+                "routes",
+                "errors",
+            ),
+        ),
         "speculative decoding": (
             "Speculative decoding",
             "[How to use it](../howto/speculative_decoding.md).",
             ("methods", "answers", "requests", "speed", "several devices", "refused"),
+        ),
+        "profiling": (
+            "Profiling while it serves",
+            "[How to use it](../howto/profile.md#while-it-serves).",
+            ("traces", "tables", "routes", "errors"),
+        ),
+        "sharded checkpoints": (
+            "Sharded checkpoints",
+            "`save_sharded_state`, and `load_format=sharded_state`.",
+            ("saving", "loading", "errors"),
+        ),
+        "other weights": (
+            "Other weights while it serves",
+            "[How to use it](../howto/weight_updates.md).",
+            ("in place", "several devices", "routes", "errors"),
+        ),
+        "environment reports": (
+            "Environment reports",
+            "For reports of bugs; `vllm-anvil doctor` says more.",
+            ("commands",),
+        ),
+        "idle replicas": (
+            "Idle replicas",
+            "With `--data-parallel-size`.",
+            ("steps without requests",),
         ),
     },
 )

@@ -41,11 +41,38 @@ QUESTIONS = [
 ]
 NEW_TOKENS = 32
 
+ProgramRun = Callable[..., dict[str, Any]]
 EngineRun = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
-def engine_run(tmp_path_factory: pytest.TempPathFactory) -> EngineRun:
+def program_run(tmp_path_factory: pytest.TempPathFactory) -> ProgramRun:
+    """`run(script, job, python=..., **environment)` -> the result of a program beside this file
+    that reads JOB.json and writes RESULT.json."""
+
+    def run(
+        script: str, job: dict[str, Any], python: str = sys.executable, **environment: str
+    ) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("program")
+        files = folder / "job.json", folder / "result.json"
+        files[0].write_text(json.dumps(job))
+        done = subprocess.run(
+            [python, str(HERE / script), *map(str, files)],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+        if done.returncode != 0:
+            said = f"{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
+            pytest.fail(f"{script} failed:\n{said}", pytrace=False)
+        return json.loads(files[1].read_text())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def engine_run(program_run: ProgramRun) -> EngineRun:
     """`run(engine, requests, python=..., batches=..., **environment)` -> the engine's report."""
 
     def run(
@@ -55,22 +82,9 @@ def engine_run(tmp_path_factory: pytest.TempPathFactory) -> EngineRun:
         batches: list[list[int]] | None = None,
         **environment: str,
     ) -> dict[str, Any]:
-        folder = tmp_path_factory.mktemp("engine")
-        job, result = folder / "job.json", folder / "result.json"
         batches = batches or [list(range(len(requests)))]
-        job.write_text(json.dumps({"engine": engine, "requests": requests, "batches": batches}))
-        done = subprocess.run(
-            [python, str(HERE / "engine_run.py"), str(job), str(result)],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        if done.returncode != 0:
-            pytest.fail(
-                f"the engine failed:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}", pytrace=False
-            )
-        return json.loads(result.read_text())
+        job = {"engine": engine, "requests": requests, "batches": batches}
+        return program_run("engine_run.py", job, python, **environment)
 
     return run
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
+
+from engine_forks import run_each
 
 
 def described(output: Any) -> dict[str, Any]:
@@ -119,27 +119,12 @@ async def run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def main(jobs_path: str, results: str) -> None:
-    # For all of them.
-    import vllm.v1.engine.async_llm
-    import vllm.v1.worker.gpu_worker  # noqa: F401
-    from vllm import LLM  # noqa: F401
-
-    for name, job in json.loads(Path(jobs_path).read_text()).items():
+    def answer(name: str, job: dict[str, Any]) -> dict[str, Any]:
         folder = Path(results, f"{name}-files")
         folder.mkdir()
-        child = os.fork()
-        if child:
-            _, status = os.waitpid(child, 0)
-            if status != 0:
-                raise SystemExit(f"the engine of {name} failed: {status}")
-            continue
-        try:
-            result = asyncio.run(run(job, folder))
-            Path(results, f"{name}.json").write_text(json.dumps(result))
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        raise SystemExit(0)
+        return asyncio.run(run(job, folder))
+
+    run_each(jobs_path, results, answer)
 
 
 if __name__ == "__main__":

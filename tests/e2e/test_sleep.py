@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
+from .conftest import ProgramRun
+
 PROMPTS = [[1, 504, 3575, 282], [1, 3681, 314, 253, 5345, 282, 260], list(range(40, 100))]
 
 
@@ -22,25 +19,16 @@ def sleep_mode(section: str, what: str) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="module")
-def act(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+def act(
+    tmp_path_factory: pytest.TempPathFactory, program_run: ProgramRun
+) -> Callable[..., dict[str, Any]]:
     """`act(model, acts, engine, **environment)`: what sleep_run.py found."""
 
     def run(model: Path, acts: list[str], engine: dict[str, Any], **variables: str) -> Any:
-        folder = tmp_path_factory.mktemp("sleep")
-        (folder / "kept").mkdir()
+        kept = {"ANVIL_SLEEP_FOLDER": str(tmp_path_factory.mktemp("kept"))}
         arguments = {"max_model_len": 256, "max_num_seqs": 4, "enable_sleep_mode": True, **engine}
         job = {"engine": {"model": str(model), **arguments}, "prompts": PROMPTS, "acts": acts}
-        (folder / "job.json").write_text(json.dumps(job))
-        kept = {"ANVIL_SLEEP_FOLDER": str(folder / "kept")}
-        done = subprocess.run(
-            [sys.executable, HERE / "sleep_run.py", folder / "job.json", folder / "result.json"],
-            env={**os.environ, **kept, **variables},
-            capture_output=True,
-            text=True,
-            timeout=900,
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
-        return json.loads((folder / "result.json").read_text())
+        return program_run("sleep_run.py", job, **kept, **variables)
 
     return run
 

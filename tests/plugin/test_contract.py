@@ -96,7 +96,6 @@ PLATFORM_INHERITED_ON_PURPOSE = {
     "verify_model_arch": "what a model needs is checked by its layers, not by its name",
     "validate_request": "every request that the engine accepts is served",
     "set_additional_forward_context": "the forward context needs nothing of ours",
-    "get_punica_wrapper": NOT_ASKED,
     "can_update_inplace": ENGINE,
     "inference_mode": "torch.inference_mode works on the device",
     "use_sync_weight_loader": "False: copies to the device are complete when they return",
@@ -105,6 +104,7 @@ PLATFORM_INHERITED_ON_PURPOSE = {
 }
 
 RUNNER = "passes the call to the model runner"
+TRANSFER = "calls the backend, which is ours: plugin/weight_transfer.py"
 REFUSED = "serves a feature that engine_config refuses, so it is never called"
 SLEEP = "the engine's part of sleep mode; what frees memory is plugin/sleep_mode.py"
 
@@ -116,7 +116,6 @@ WORKER_INHERITED_ON_PURPOSE = {
     "apply_model": ENGINE,
     "update_config": ENGINE,
     "_weight_checksum_prefix": ENGINE,
-    "save_tensorized_model": ENGINE,
     "vocab_size": ENGINE,
     "_scoped_allocator_max_split": GPU_ONLY,
     # The KV cache and its size: measured through torch.accelerator, which is ours.
@@ -132,7 +131,6 @@ WORKER_INHERITED_ON_PURPOSE = {
     "_init_workspace_and_model_runner": "calls our _make_model_runner",
     "randomize_dummy_inputs": ENGINE,
     "annotate_profile": ENGINE,
-    "profile": ENGINE,
     "synchronize_device": "torch.accelerator.synchronize, which is ours",
     "take_draft_token_ids": RUNNER,
     "get_supported_tasks": RUNNER,
@@ -141,11 +139,11 @@ WORKER_INHERITED_ON_PURPOSE = {
     "reset_mm_cache": RUNNER,
     "reset_encoder_cache": RUNNER,
     "release_late_interaction_query_cache": RUNNER,
+    "add_lora": RUNNER,
+    "remove_lora": RUNNER,
+    "pin_lora": RUNNER,
+    "list_loras": RUNNER,
     # Features that are refused.
-    "add_lora": REFUSED,
-    "remove_lora": REFUSED,
-    "pin_lora": REFUSED,
-    "list_loras": REFUSED,
     "sleep": SLEEP,
     "wake_up": SLEEP,
     "discard": SLEEP,
@@ -153,16 +151,16 @@ WORKER_INHERITED_ON_PURPOSE = {
     "_get_sleep_parameters": SLEEP,
     "_save_sleep_parameters": SLEEP,
     "_restore_sleep_parameters": SLEEP,
-    "supports_draft_weight_updates": REFUSED,
-    "_set_draft_weight_update_target": REFUSED,
-    "_check_weight_transfer_engine": REFUSED,
-    "init_weight_transfer_engine": REFUSED,
-    "shutdown_weight_transfer_engine": REFUSED,
-    "start_weight_update": REFUSED,
-    "start_draft_weight_update": REFUSED,
-    "_start_weight_update": REFUSED,
-    "update_weights": REFUSED,
-    "finish_weight_update": REFUSED,
+    "supports_draft_weight_updates": TRANSFER,
+    "_set_draft_weight_update_target": TRANSFER,
+    "_check_weight_transfer_engine": TRANSFER,
+    "init_weight_transfer_engine": TRANSFER,
+    "shutdown_weight_transfer_engine": TRANSFER,
+    "start_weight_update": TRANSFER,
+    "start_draft_weight_update": TRANSFER,
+    "_start_weight_update": TRANSFER,
+    "update_weights": TRANSFER,
+    "finish_weight_update": TRANSFER,
     "get_kv_connector_handshake_metadata": REFUSED,
     "elastic_ep_execute": REFUSED,
     "handle_ft_command": "raises without --enable-fault-tolerance",
@@ -285,7 +283,7 @@ def test_overrides_accept_every_parameter_of_the_original(ours: type, base: type
             assert rejected == [], f"{ours.__name__}.{name}"
 
 
-RUNNER_OVERRIDES = {"load_model", "profile_run"}
+RUNNER_OVERRIDES = {"load_model", "profile_run", "prepare_inputs", "_set_active_loras"}
 
 
 @pytest.mark.parametrize("runner", [AnvilModelRunner, AnvilModelRunnerV1])

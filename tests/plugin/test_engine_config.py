@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 
 import vllm_anvil.device as anvil
-from vllm_anvil.plugin import engine_config
+from vllm_anvil.plugin import engine_config, weight_reading
 from vllm_anvil.plugin.platform import AnvilPlatform
 
 pytestmark = pytest.mark.usefixtures("platform")
@@ -42,6 +43,31 @@ def test_defaults(configure: Any) -> None:
     assert config.cache_config.enable_prefix_caching
     assert config.scheduler_config.enable_chunked_prefill
     assert config.scheduler_config.async_scheduling
+
+
+def test_checkpoints_are_read_ahead(
+    configure: Any, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is memory for that, and the user did not say otherwise."""
+    assert configure().load_config.safetensors_load_strategy == "prefetch"
+    assert (
+        configure(safetensors_load_strategy="lazy").load_config.safetensors_load_strategy == "lazy"
+    )
+    size = sum(file.stat().st_size for file in tiny_model.glob("*.safetensors"))
+    for available, chosen in ((3 * size, "prefetch"), (3 * size - 1, None)):
+        memory = SimpleNamespace(available=available, total=1 << 40)
+        monkeypatch.setattr(weight_reading.psutil, "virtual_memory", lambda memory=memory: memory)
+        config = SimpleNamespace(
+            load_config=SimpleNamespace(safetensors_load_strategy=None),
+            model_config=SimpleNamespace(model=str(tiny_model)),
+        )
+        weight_reading.prefer(config)  # type: ignore[arg-type]
+        assert config.load_config.safetensors_load_strategy == chosen
+
+
+def test_weights_from_a_trainer(configure: Any) -> None:
+    config = configure(weight_transfer_config={"backend": "anvil"})
+    assert config.weight_transfer_config.backend == "anvil"
 
 
 def test_block_size_is_the_backends_or_the_users(configure: Any) -> None:
@@ -91,16 +117,25 @@ def test_checking_again_changes_nothing(configure: Any) -> None:
 
 
 RAY = {"distributed_executor_backend": "ray"}
+TORCH_PROFILER = {"profiler": "torch", "torch_profiler_dir": "/tmp"}
 CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"enable_lora": True}, "--enable-lora"),
         ({"kv_transfer_config": CONNECTOR}, "--kv-transfer-config"),
         ({"kv_offloading_size": 1.0}, "--kv-offloading-size"),
         ({"cpu_offload_gb": 1.0}, "--cpu-offload-gb"),
+        (
+            {"profiler_config": {"profiler": "proton", "proton_profiler_dir": "/tmp"}},
+            "--profiler-config.profiler",
+        ),
+        (
+            {"profiler_config": TORCH_PROFILER | {"torch_profiler_activities": ["CUDA"]}},
+            "--profiler-config.torch_profiler_activities",
+        ),
+        ({"weight_transfer_config": {"backend": "ipc"}}, "--weight-transfer-config"),
         ({"offload_group_size": 2, "offload_num_in_group": 1}, "--offload-group-size"),
         ({"kv_cache_dtype": "nvfp4"}, "--kv-cache-dtype"),
         ({"kv_cache_dtype": "int8_per_token_head"}, "--kv-cache-dtype"),
@@ -169,6 +204,17 @@ def test_speculation_needs_model_runner_v2(configure: Any, monkeypatch: pytest.M
         configure(speculative_config=NGRAM)
 
 
+def test_drafts_of_a_model_over_several_stages(
+    configure: Any, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(anvil, "device_count", lambda: 2)
+    drafts = {"method": "draft_model", "model": str(tiny_model), "num_speculative_tokens": 2}
+    named = "--speculative-config with a model that drafts, and --pipeline-parallel-size"
+    with pytest.raises(ValueError, match=named):
+        configure(speculative_config=drafts, pipeline_parallel_size=2)
+    assert configure(speculative_config=NGRAM, pipeline_parallel_size=2).speculative_config
+
+
 @pytest.fixture(scope="session")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A Mixtral's configuration."""
@@ -197,6 +243,24 @@ def test_mixtures_of_experts(mixture: str, monkeypatch: pytest.MonkeyPatch) -> N
         arguments = EngineArgs(model=mixture, skip_tokenizer_init=True, **shared, **options)
         with pytest.raises(ValueError, match=f"{named} is not supported on the anvil platform"):
             arguments.create_engine_config()
+
+
+def test_adapters_of_a_mixture(mixture: str) -> None:
+    def configured(*targets: str) -> Any:
+        return EngineArgs(
+            model=mixture,
+            skip_tokenizer_init=True,
+            enable_lora=True,
+            lora_target_modules=list(targets) or None,
+        ).create_engine_config()
+
+    for targets in ((), ("q_proj", "experts"), ("w1",)):
+        with pytest.raises(
+            ValueError, match="--enable-lora for the experts of a mixture"
+        ) as caught:
+            configured(*targets)
+        assert "--lora-target-modules q_proj k_proj v_proj o_proj" in str(caught.value)
+    assert configured("q_proj", "o_proj").lora_config.target_modules == ["q_proj", "o_proj"]
 
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"])
@@ -234,8 +298,8 @@ def test_a_plain_configuration_is_refused_nothing(configure: Any, refusal: Any) 
 
 
 def test_all_reasons_are_given_at_once(configure: Any) -> None:
-    with pytest.raises(ValueError, match="--enable-lora") as caught:
-        configure(enable_lora=True, cpu_offload_gb=1.0)
+    with pytest.raises(ValueError, match="--kv-offloading-size") as caught:
+        configure(kv_offloading_size=1.0, cpu_offload_gb=1.0)
     assert "--cpu-offload-gb" in str(caught.value)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from vllm_anvil.plugin import seams
 
@@ -79,6 +80,30 @@ def test_the_command_vllm_works(python: Any) -> None:
     result = python.run("-m", "vllm.entrypoints.cli.main", "--version")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("0.32.")
+
+
+@pytest.mark.surface(
+    "environment reports", "commands", "`vllm collect-env` names platform, version, cores and ISA"
+)
+def test_environment_report_is_needed(python: Any) -> None:
+    from importlib import metadata
+
+    from vllm import collect_env
+
+    assert "current_platform" not in inspect.getsource(collect_env)
+    # Without the tools that the engine asks for compilers and drivers, which takes longest.
+    quick = {"PATH": "/none", "ANVIL_LAYER_FUSION": "1"}
+    result = python.run("-m", "vllm.entrypoints.cli.main", "collect-env", **quick)
+    assert result.returncode == 0, result.stderr
+    theirs, _, ours = result.stdout.partition("Anvil Platform\n")
+    assert "PyTorch version" in theirs and "vLLM Version" in theirs
+    found = dict(re.findall(r"^(\S.*?) *(?:: |=)(.+)$", ours, re.MULTILINE))
+    assert found["vllm-anvil version"] == metadata.version("vllm-anvil")
+    properties = torch.anvil.get_device_properties(0)
+    assert found["anvil:0"].startswith(properties.name)
+    assert f"cores {', '.join(map(str, properties.cores))};" in found["anvil:0"]
+    assert found["Instruction set"].startswith(torch.anvil.active_isa())
+    assert found["ANVIL_LAYER_FUSION"] == "1"
 
 
 def test_batch_defaults_is_needed(python: Any) -> None:
@@ -191,6 +216,27 @@ assert (view + 1).cpu().tolist() == [[1] * 6, [8] * 6, [1] * 6]
 view[2] = 9
 anvil.synchronize()
 assert buffer.np[2].tolist() == [9] * 6
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_profiler_devices_is_needed(python: Any) -> None:
+    result = python(
+        """
+from vllm.config import ProfilerConfig
+from vllm.profiler.wrapper import validate_worker_profiler_config
+from vllm_anvil.plugin.seams import profiler_devices
+
+config = ProfilerConfig(profiler="torch", torch_profiler_dir="/tmp/traces")
+try:
+    validate_worker_profiler_config(config)
+except ValueError as error:
+    assert "Unsupported profiler device type: anvil" in str(error), error
+else:
+    raise AssertionError("vLLM profiles any device now")
+profiler_devices.apply()
+validate_worker_profiler_config(config)
 """
     )
     assert result.returncode == 0, result.stderr
@@ -407,3 +453,28 @@ def test_attention_steps_is_needed() -> None:
 
     source = inspect.getsource(LlamaAttention.forward)
     assert "self.rotary_emb(positions, q, k)" in source and "self.attn(q, k, v)" in source
+
+
+def test_lora_layers_is_needed() -> None:
+    from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+
+    source = inspect.getsource(BaseLinearLayerWithLoRA.create_lora_weights)
+    assert source.count("torch.zeros(") == 2 and "current_platform" not in source
+
+
+def test_prompt_logprobs_is_needed() -> None:
+    from vllm.lora.layers.logits_processor import LogitsProcessorWithLoRA
+    from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
+
+    parameters = inspect.signature(LogitsProcessorWithLoRA._get_logits).parameters
+    assert not any("lora" in name or "mapping" in name for name in parameters)
+    assert "lora" not in inspect.getsource(
+        inspect.unwrap(PromptLogprobsWorker.compute_prompt_logprobs)
+    )
+
+
+def test_adapter_errors_is_needed() -> None:
+    from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+
+    load = inspect.getsource(inspect.unwrap(OpenAIServingModels.load_lora_adapter))
+    assert "except Exception as e" in load and "HTTPStatus.INTERNAL_SERVER_ERROR" in load

@@ -46,6 +46,10 @@ def server(recommending: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     options += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     options += ["--enable-prompt-tokens-details", "--trust-request-chat-template"]
     options += ["--enable-sleep-mode"]
+    options += ["--weight-transfer-config", '{"backend": "anvil"}']
+    options += ["--profiler-config.profiler", "torch"]
+    options += ["--profiler-config.torch_profiler_dir", str(folder / "traces")]
+    options += ["--profiler-config.torch_profiler_with_stack", "false"]
     options += ["--logits-processors", *PROCESSORS]
     variables = environment(
         HERE,

@@ -21,8 +21,11 @@ from vllm_anvil.plugin import (
     sleep_mode,
     speculation_config,
     start_method,
+    weight_reading,
+    weight_transfer,
 )
 from vllm_anvil.plugin.refusal import Refusal, refuse
+from vllm_anvil.plugin.seams.profiler_devices import ACTIVITIES
 
 
 def _attention() -> type[AttentionBackend]:
@@ -33,13 +36,22 @@ def _is_mixture(config: VllmConfig) -> bool:
     return config.model_config is not None and config.model_config.is_moe
 
 
+def _targets_experts(config: VllmConfig) -> bool:
+    targets = config.lora_config.target_modules
+    return targets is None or any("expert" in name or name in _OF_EXPERTS for name in targets)
+
+
+# What adapters of experts are called in PEFT's files.
+_OF_EXPERTS = frozenset({"w1", "w2", "w3", "gate_proj", "up_proj", "down_proj"})
+
 REFUSALS = (
-    Refusal(
-        "--enable-lora",
-        lambda c: c.lora_config is not None,
-        "no adapter layers are chosen on the device. Serve a checkpoint with the adapter merged",
-    ),
     *speculation_config.REFUSALS,
+    Refusal(
+        "--enable-lora for the experts of a mixture",
+        lambda c: c.lora_config is not None and _is_mixture(c) and _targets_experts(c),
+        "adapters of experts are not computed on the device. Name the layers beside them: "
+        "--lora-target-modules q_proj k_proj v_proj o_proj",
+    ),
     Refusal(
         "--kv-transfer-config",
         lambda c: c.kv_transfer_config is not None,
@@ -67,9 +79,23 @@ REFUSALS = (
         "device memory is host memory, so there is nowhere to offload to",
     ),
     Refusal(
+        "--profiler-config.profiler",
+        lambda c: c.profiler_config.profiler not in (None, "torch"),
+        "this profiler sees CUDA devices only. Use torch, whose traces have the device's work",
+    ),
+    Refusal(
+        "--profiler-config.torch_profiler_activities",
+        lambda c: not {*(c.profiler_config.torch_profiler_activities or ())} <= {*ACTIVITIES},
+        f"the device has no such activities. Choose from {' and '.join(ACTIVITIES)}",
+    ),
+    Refusal(
         "--weight-transfer-config",
-        lambda c: c.weight_transfer_config is not None,
-        "its transports reach CUDA devices only",
+        lambda c: (
+            c.weight_transfer_config is not None
+            and c.weight_transfer_config.backend != weight_transfer.NAME
+        ),
+        "the engine's own backends reach CUDA devices only. Use "
+        '{"backend": "anvil"} (docs/howto/weight_updates.md)',
     ),
     Refusal(
         "--kv-cache-dtype",
@@ -157,6 +183,7 @@ REFUSALS = (
 def apply_defaults(config: VllmConfig) -> None:
     """Fills in what the user left open, where the engine's default would suit a GPU only."""
     graph_config.prefer(config)
+    weight_reading.prefer(config)
     # Warm-ups of CuTe and FlashInfer kernels, which are not launched here, and of Triton kernels,
     # which are compiled within milliseconds when they are first launched.
     config.kernel_config.enable_jit_warmup = False

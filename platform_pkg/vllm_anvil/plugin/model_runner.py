@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner as GPUModelRunnerV1
 
@@ -32,6 +34,8 @@ class AnvilModelRunner(GPUModelRunnerV2):
         self.observability_config = replace(
             vllm_config.observability_config, cudagraph_metrics=True
         )
+        # Of the step that is being prepared.
+        self._logits_per_request: NDArray[np.int32] | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
@@ -46,6 +50,23 @@ class AnvilModelRunner(GPUModelRunnerV2):
     def profile_run(self, *args: Any, **kwargs: Any) -> None:
         with only_shapes():
             super().profile_run(*args, **kwargs)
+
+    # The engine names the adapter of each request for its logits, and with speculation a request
+    # has a row of logits for each draft and one more.
+
+    def prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
+        batch = super().prepare_inputs(*args, **kwargs)
+        if self.num_speculative_steps:
+            self._logits_per_request = np.diff(batch.cu_num_logits_np)
+        return batch
+
+    def _set_active_loras(
+        self, prompt_lora_mapping: tuple[int, ...], *args: Any, **kwargs: Any
+    ) -> None:
+        counts, self._logits_per_request = self._logits_per_request, None
+        if counts is not None:
+            prompt_lora_mapping = tuple(np.repeat(prompt_lora_mapping, counts))
+        super()._set_active_loras(prompt_lora_mapping, *args, **kwargs)
 
 
 class AnvilModelRunnerV1(GPUModelRunnerV1):

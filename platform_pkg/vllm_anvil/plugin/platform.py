@@ -160,6 +160,11 @@ class AnvilPlatform(Platform):
         return attention.mla_prefill_backend()
 
     @classmethod
+    def get_punica_wrapper(cls) -> str:
+        """Path of the class that adapters' layers call."""
+        return "vllm_anvil.plugin.lora.wrapper.AnvilPunicaWrapper"
+
+    @classmethod
     def get_device_communicator_cls(cls) -> str:
         return COMMUNICATOR
 

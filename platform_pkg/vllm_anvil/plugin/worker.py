@@ -30,7 +30,15 @@ from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
 from vllm.v1.worker.utils import request_memory
 
 import vllm_anvil.device as anvil
-from vllm_anvil.plugin import custom_ops, seams, sleep_mode
+from vllm_anvil import envs
+from vllm_anvil.plugin import (
+    custom_ops,
+    device_profiler,
+    seams,
+    sharded_state,
+    sleep_mode,
+    weight_transfer,
+)
 from vllm_anvil.plugin.observability.telemetry import Telemetry
 from vllm_anvil.plugin.recording_worker import RecordingWorker
 from vllm_anvil.plugin.sleep_mode import TAGS, WEIGHTS
@@ -61,6 +69,7 @@ class AnvilWorker(RecordingWorker):
 
     _telemetry: Telemetry | None = None
     _sleep_mode_backend: Any = None  # until the engine asks for it
+    profiler: Any  # the engine's
 
     @staticmethod
     def model_runner_path(vllm_config: VllmConfig) -> str:
@@ -72,6 +81,7 @@ class AnvilWorker(RecordingWorker):
         seams.apply(seams.WORKER)
         custom_ops.register()
         sleep_mode.register()
+        weight_transfer.register()
         # When a process ends, Python looks for garbage in all that the engine has loaded, several
         # times over: seconds in which vLLM may lose patience and kill it. None has to be found.
         atexit.register(gc.freeze)
@@ -158,7 +168,9 @@ class AnvilWorker(RecordingWorker):
         device = torch.device("anvil", index)
         torch.accelerator.set_device_index(device)
         # A data-parallel replica of a dense model does not know of the others, but has its slice.
-        if parallel.world_size_across_dp > 1 or assigned is not None:
+        several = parallel.world_size_across_dp > 1 or assigned is not None
+        # Cores that are the host's are there for Python, whichever of them is free.
+        if several and not envs.ANVIL_HOST_CORES:
             # PyTorch's threads inherit this; the device's own workers are bound by the runtime.
             os.sched_setaffinity(0, anvil.get_device_properties(index).cores)
         return device
@@ -220,6 +232,15 @@ class AnvilWorker(RecordingWorker):
             raise RuntimeError(f"the worker of rank {self.rank} is not ready yet")
         return self._telemetry.report()
 
+    def profile(self, is_start: bool = True, *args: Any, **kwargs: Any) -> None:
+        """Starts or ends a trace of this rank, with what the device runs in it. Raises RuntimeError
+        where no profiler is configured."""
+        if is_start and self.profiler is None:
+            self.profiler = device_profiler.of_worker(
+                self.profiler_config, self.device, self.local_rank
+            )
+        super().profile(is_start, *args, **kwargs)
+
     def check_health(self) -> None:
         """Waits for the device. Raises RuntimeError, which names it, when work on it failed."""
         try:
@@ -255,9 +276,20 @@ class AnvilWorker(RecordingWorker):
         self._need(WEIGHTS)
         super().reset_weights()
 
-    def save_sharded_state(self, *args: Any, **kwargs: Any) -> None:
+    def save_sharded_state(
+        self, path: str, pattern: str | None = None, max_size: int | None = None
+    ) -> None:
+        """Writes the weights of this rank to files in the folder `path`, at most `max_size` bytes
+        in each, for `load_format="sharded_state"`. Raises OSError where they cannot be written."""
         self._need(WEIGHTS)
-        super().save_sharded_state(*args, **kwargs)
+        sharded_state.save(self.get_model(), path, pattern, max_size)
+
+    def save_tensorized_model(self, tensorizer_config: Any) -> None:
+        raise NotImplementedError(
+            "save_tensorized_model is not available: the serialiser reads a weight's memory, where "
+            "packed weights are not what they are. Use save_sharded_state, and load by "
+            "load_format=sharded_state"
+        )
 
     def execute_dummy_batch(self) -> None:
         self._need(*TAGS)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 # imported yet. CONFIGURATION: before a configuration is made. ENGINE: in a process that configures
 # or runs an engine, before it starts others. RAY_EXECUTOR: before Ray starts ranks. WORKER: before
 # a worker builds anything.
-EVERY_PROCESS = ("engine_metadata", "ray_devices")
+EVERY_PROCESS = ("engine_metadata", "ray_devices", "environment_report")
 CONFIGURATION = ("batch_defaults", "ngram_overlap")
-ENGINE = ("worker_start", "pending_calls")
+ENGINE = ("worker_start", "pending_calls", "adapter_errors")
 RAY_EXECUTOR = ("ray_environment",)
 WORKER = (
     "torch_threads",
@@ -36,9 +36,11 @@ WORKER = (
     "batch_invariance",
     "unquantized_gemm",
     "expert_routing",
+    "prompt_logprobs",
+    "profiler_devices",
 )
 # Adapt a model that is loaded, in this order.
-MODEL = ("hidden_states", "weight_packing", "attention_steps")
+MODEL = ("hidden_states", "lora_layers", "weight_packing", "attention_steps")
 ALL = EVERY_PROCESS + CONFIGURATION + ENGINE + RAY_EXECUTOR + WORKER + MODEL
 
 
