@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     ANVIL_TRITON_OVERRIDES: bool
     ANVIL_LAYER_FUSION: bool
     ANVIL_PACK_WEIGHTS: bool
-    ANVIL_ROUND_INPUTS: bool
+    ANVIL_ROUND_INPUTS: str
     ANVIL_ATTENTION_IMPL: str
     ANVIL_RECORD: str | None
     ANVIL_RECORD_LIMIT: int
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     ANVIL_DEBUG_POISON: bool
 
 TARGETS = ("auto", "anvil", "cuda", "off")
+ROUNDINGS = ("auto", "none", "most", "all")
 ISAS = ("scalar", "avx2", "avx512", "avx512_bf16")
 
 
@@ -207,14 +208,15 @@ _ALL = (
     ),
     Variable(
         "ANVIL_ROUND_INPUTS",
-        "0 or 1",
-        False,
-        "0",
-        "With `1`, what packed weights of a half-precision model are multiplied with is rounded to "
-        "their dtype, as other engines do. Prompts and large batches then run at the rate of the "
-        "processor's bfloat16 dot products, about half as fast again as without, and results are "
-        "farther from float32's (docs/design/precision.md).",
-        flag,
+        "`auto`, `none`, `most` or `all`",
+        "auto",
+        "auto",
+        "What of the inputs of packed half-precision weights is rounded to their dtype: `none`; "
+        "`most`, where one pair of each four of a bfloat16 model keeps twice as many bits; or "
+        "`all`, as other engines do. `most` and `all` run at the rate of the processor's bfloat16 "
+        "dot products; `all` is a quarter faster still and farther from float32's results "
+        "(docs/design/precision.md). `auto`: `most` where the processor has such products.",
+        choice(*ROUNDINGS),
     ),
     Variable(
         "ANVIL_LAYER_FUSION",

@@ -42,10 +42,13 @@ def register() -> None:
         dtype: Any = None,
         input_dtype: Any = None,
         rows_in_use: Any = None,
+        keep_remainders: Any = False,
     ) -> Any:
         """The depth in two halves."""
         if x.numel() <= x.shape[-1]:
-            return linear(x, packed, columns, bias, dtype, input_dtype, rows_in_use)
+            return linear(
+                x, packed, columns, bias, dtype, input_dtype, rows_in_use, keep_remainders
+            )
         half = packed.shape[1] // 2
         cut = half * (packed.shape[3] if packed.dim() == 4 else 1)
         parts = ((x[..., :cut], packed[:, :half]), (x[..., cut:], packed[:, half:]))
@@ -58,6 +61,7 @@ def register() -> None:
                 torch.float32,
                 input_dtype,
                 rows_in_use,
+                keep_remainders,
             )
             for one, weight in parts
         )

@@ -166,6 +166,7 @@ WRONG = {
     "ids has 4 rows for 5 tokens": lambda a: {"ids": a["ids"][:4]},
     "expert_map": lambda a: {"expert_map": torch.zeros(EXPERTS)},
     "input_dtype": lambda a: {"input_dtype": torch.bfloat16},
+    "keep_remainders": lambda a: {"keep_remainders": True},
     "activation": lambda a: {"activation": "relu"},
     "rows_in_use": lambda a: {"rows_in_use": torch.zeros(2, dtype=torch.int32)},
 }

@@ -22,8 +22,8 @@ inline int64_t expert_row_bytes(const PackedLinearArgs& args) {
   int64_t bytes = 0;
   with_product(args, [&](auto product) {
     using Product = decltype(product);
-    bytes =
-        padded_depth<Product>(args) * static_cast<int64_t>(sizeof(typename Product::Input::Stored));
+    bytes = prepared_size<Product>(args) *
+            static_cast<int64_t>(sizeof(typename Product::Input::Stored));
   });
   return bytes;
 }
@@ -35,12 +35,12 @@ inline void gather_expert_rows(const GatherRowsArgs& args, int64_t begin, int64_
     using Product = decltype(product);
     with_element(linear.input_type, [&](auto element) {
       using From = decltype(element);
-      const int64_t padded = padded_depth<Product>(linear);
+      const int64_t size = prepared_size<Product>(linear);
       const auto* from = static_cast<const typename From::Stored*>(linear.input);
       auto* to = static_cast<typename Product::Input::Stored*>(linear.prepared);
       for (int64_t row = begin; row < end; ++row) {
         prepare_row<Product, From>(linear, from + args.token_of_row[row] * linear.input_stride,
-                                   to + row * padded);
+                                   to + row * size);
       }
     });
   });

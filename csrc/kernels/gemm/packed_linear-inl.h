@@ -56,46 +56,49 @@ template <typename Product>
 inline void multiply_block(const PackedLinearArgs& args, Range rows, Range strips) {
   using Stored = typename Product::Weight::Stored;
   using Input = typename Product::Input::Stored;
-  constexpr int64_t kUnit = kStripColumns * Product::kDepth;
-  constexpr int64_t kUnitBytes = kUnit * static_cast<int64_t>(sizeof(Stored));
-  const Range units = {0, parts_of(args.depth, Product::kDepth)};
-  const int64_t strip_stride = units.size() * kUnit;
+  constexpr int64_t kStep = kStripColumns * Product::kDepth;
+  constexpr int64_t kStepBytes = kStep * static_cast<int64_t>(sizeof(Stored));
+  constexpr int64_t kPair = 2;
+  const int64_t depth = packed_depth<Product>(args);
+  const Range steps = {0, depth / Product::kDepth};
+  const int64_t pairs_left = depth % Product::kDepth / kPair;
+  const int64_t strip_stride = depth * kStripColumns;
   const bool one_tile = rows.size() <= kMostPanelRows;
   const bool streamed = rows.size() <= Product::kStreamedRows;
   const int64_t panels = parts_of(strips.size(), panel_strips<Product>(rows.size()));
   const int64_t tiles = one_tile ? 1 : parts_of(rows.size(), kPanelRows);
-  // Of a depth of 0 there is one chunk, too: it begins the sums.
-  const int64_t chunks = units.end == 0 ? 1 : parts_of(units.end, kChunkDepth / Product::kDepth);
+  // Without steps there is one chunk, too: it begins the sums.
+  const int64_t chunks = steps.end == 0 ? 1 : parts_of(steps.end, kChunkDepth / Product::kDepth);
   alignas(64) float sums[kBlockRows * kPanelColumns];
   const bool prepared = args.prepared != nullptr;
   const auto* input = static_cast<const Input*>(prepared ? args.prepared : args.input);
-  const int64_t input_stride = prepared ? padded_depth<Product>(args) : args.input_stride;
+  const int64_t input_stride = prepared ? prepared_size<Product>(args) : args.input_stride;
 
   const auto weights_of = [&](Range panel, Range chunk) {
     return static_cast<const Stored*>(args.weight) + panel.begin * strip_stride +
-           chunk.begin * kUnit;
+           chunk.begin * kStep;
   };
   for (int64_t p = 0; p < panels; ++p) {
     const Range panel = strips.share(p, panels);
     for (int64_t c = 0; c < chunks; ++c) {
-      const Range chunk = units.share(c, chunks);
+      const Range chunk = steps.share(c, chunks);
       WeightsAhead ahead = {nullptr, strip_stride * static_cast<int64_t>(sizeof(Stored)), 0, 0, 0};
       const bool more = c + 1 < chunks;
       if (!streamed && chunk.size() > 0 && (more || p + 1 < panels)) {
         const Range next_panel = more ? panel : strips.share(p + 1, panels);
-        const Range next_chunk = units.share(more ? c + 1 : 0, chunks);
+        const Range next_chunk = steps.share(more ? c + 1 : 0, chunks);
         ahead.strip = reinterpret_cast<const char*>(weights_of(next_panel, next_chunk));
         ahead.strips = next_panel.size();
-        ahead.lines = parts_of(next_chunk.size() * kUnitBytes, 64);
+        ahead.lines = parts_of(next_chunk.size() * kStepBytes, 64);
       }
-      const int64_t looks = tiles * parts_of(chunk.size(), kStepsPerFetch);
+      const int64_t looks = tiles * parts_of(chunk.size(), Product::kFetchSteps);
       const int64_t fetches = ahead.strips > 0 ? parts_of(ahead.strips * ahead.lines, looks) : 0;
       for (int64_t t = 0; t < tiles; ++t) {
         const Range tile = rows.share(t, tiles);
         multiply_packed_tile_of<Product>(
             tile.size(), panel.size(),
-            {input + tile.begin * input_stride + chunk.begin * Product::kDepth, input_stride,
-             weights_of(panel, chunk), strip_stride, chunk.size(), c == 0,
+            {input + tile.begin * input_stride + chunk.begin * Product::kInputStep, input_stride,
+             weights_of(panel, chunk), strip_stride, chunk.size(), more ? 0 : pairs_left, c == 0,
              sums + (tile.begin - rows.begin) * kPanelColumns, ahead, fetches});
       }
     }

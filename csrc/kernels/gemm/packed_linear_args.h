@@ -21,8 +21,12 @@ constexpr int64_t kStripColumns = 16;
 // Rows that share one pass over the weights, about: work is divided by blocks of rows.
 constexpr int64_t kBlockRows = 192;
 
-// output = input x weight^T + bias. An input that is to be rounded is rounded to the weight's type
-// before it is multiplied. Products of bfloat16 with bfloat16 may take the processor's dot
+// What of an input is rounded to the weight's type before it is multiplied: nothing; all; or, with
+// weights of bfloat16, all but the pair of each four that loses most by it, which keeps twice as
+// many bits (kept_remainders-inl.h).
+enum class InputRounding { kNone, kMost, kAll };
+
+// output = input x weight^T + bias. Products of bfloat16 with bfloat16 may take the processor's dot
 // products; others are float32. Sums are float32 and go through the depth in one order.
 //
 // A product may want its input in another form than it has. It is brought into that form once, row
@@ -41,7 +45,7 @@ struct PackedLinearArgs {
   int64_t columns;
   int64_t depth;
   int64_t row_blocks;  // into which the rows are divided evenly; at most kBlockRows rows each
-  bool round_input = false;
+  InputRounding rounding = InputRounding::kNone;
   void* prepared = nullptr;  // [rows][linear_input_bytes], unless that is 0
 };
 

@@ -3,8 +3,8 @@
 // The products of a few rows with a few strips, whose sums stay in registers.
 //
 // Every sum goes through the depth in the same order, whatever tile it is in: a row's result is the
-// same bits whichever rows are beside it. kSumSteps at a time are summed by themselves and added to
-// the rest: an input that is a thousand times the others, as models have some, would otherwise
+// same bits whichever rows are beside it. A few steps at a time are summed by themselves and added
+// to the rest: an input that is a thousand times the others, as models have some, would otherwise
 // round away the last bits of all that is added behind it.
 //
 // Compiled once per instruction set, inside that set's namespace; see vec/bytes-inl.h for what that
@@ -47,9 +47,6 @@ constexpr int tile_strips(int rows) {
   return 2 * rows < kMostPanelRows ? panel_strips<Product>(rows) : strips_beside(rows);
 }
 
-// Steps between two looks at what is to be fetched.
-constexpr int64_t kStepsPerFetch = 8;
-
 // The weights that are used after the present ones: `lines` cache lines of each of `strips` strips.
 // They are asked for a few at a time, into the second cache: the first one has no room for as many
 // requests under way as memory needs to be kept busy.
@@ -72,9 +69,6 @@ struct WeightsAhead {
   }
 };
 
-// Steps over the depth whose products are summed by themselves.
-constexpr int64_t kSumSteps = 64;
-
 // What a tile computes; strides in elements.
 template <typename Product>
 struct TileWork {
@@ -83,10 +77,11 @@ struct TileWork {
   const typename Product::Weight::Stored* weight;
   int64_t strip_stride;
   int64_t steps;
-  bool begin;   // the sums, rather than add to them
-  float* sums;  // [rows][kPanelColumns]
+  int64_t pairs_left;  // of a group that the depth ends within; behind the steps
+  bool begin;          // the sums, rather than add to them
+  float* sums;         // [rows][kPanelColumns]
   WeightsAhead& ahead;
-  int64_t fetches;  // lines ahead that are asked for every kStepsPerFetch steps
+  int64_t fetches;  // lines ahead that are asked for every kFetchSteps steps
 };
 
 // One phase of a step, and those behind it.
@@ -119,6 +114,24 @@ template <typename Product, int kPhase, int R, int S>
   }
 }
 
+// What is kept of a group beside its rounded inputs.
+template <typename Product, int R, int S>
+[[gnu::always_inline]] inline void add_remainders(const typename Product::Input::Stored* (&rows)[R],
+                                                  int64_t at,
+                                                  const typename Product::Weight::Stored* weight,
+                                                  int64_t strip_stride, Floats (&sums)[R][S]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const Floats x = Product::remainder(rows[r] + at);
+    const auto* kept = weight + Product::place(rows[r] + at);
+#pragma GCC unroll 4
+    for (int s = 0; s < S; ++s) {
+      const Floats columns = Product::template columns<0>(kept + s * strip_stride);
+      sums[r][s] = Product::multiply_add(sums[r][s], x, columns);
+    }
+  }
+}
+
 // R rows by S strips.
 template <typename Product, int R, int S>
 inline void multiply_packed_tile(const TileWork<Product>& work) {
@@ -135,24 +148,36 @@ inline void multiply_packed_tile(const TileWork<Product>& work) {
   bool begin = work.begin;
   const auto step = [&]() __attribute__((always_inline)) {
     multiply_step<Product, 0, R, S>(rows, at, weight, strip_stride, sums);
-    at += Product::kDepth;
+    if constexpr (Product::kKeepsRemainders) {
+      add_remainders<Product, R, S>(rows, at, weight, strip_stride, sums);
+    }
+    at += Product::kInputStep;
     weight += kUnit;
   };
   do {
-    int64_t steps = left < kSumSteps ? left : kSumSteps;
+    int64_t steps = left < Product::kSumSteps ? left : Product::kSumSteps;
     left -= steps;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
       for (int c = 0; c < kColumns; ++c) sums[r][c] = Floats::zero();
     }
-    for (; steps >= kStepsPerFetch; steps -= kStepsPerFetch) {
+    for (; steps >= Product::kFetchSteps; steps -= Product::kFetchSteps) {
       ahead.fetch(fetches);
 #pragma GCC unroll 2
-      for (int64_t i = 0; i < kStepsPerFetch; ++i) step();
+      for (int64_t i = 0; i < Product::kFetchSteps; ++i) step();
     }
     if (steps > 0) ahead.fetch(fetches);
     for (; steps > 0; --steps) step();
+    if constexpr (Product::kKeepsRemainders) {
+      if (left == 0 && work.pairs_left > 0) {
+        for (int64_t pair = 0; pair < work.pairs_left; ++pair) {
+          multiply_step<typename Product::Pairs, 0, R, S>(
+              rows, at + pair * 2, weight + pair * 2 * kStripColumns, strip_stride, sums);
+        }
+        add_remainders<Product, R, S>(rows, at, weight, strip_stride, sums);
+      }
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16

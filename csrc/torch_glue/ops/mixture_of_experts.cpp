@@ -141,7 +141,7 @@ at::Tensor mixture_of_experts(const at::Tensor& input, const at::Tensor& gate_up
                               std::string_view activation,
                               const std::optional<at::Tensor>& expert_map,
                               std::optional<at::ScalarType> input_dtype,
-                              const std::optional<at::Tensor>& rows_in_use) {
+                              const std::optional<at::Tensor>& rows_in_use, bool keep_remainders) {
   const c10::Device device = input.device();
   const kernels::ElementType type = kCheck.float_type(input, "input");
   kCheck.dim(input, "input", 2);
@@ -157,9 +157,8 @@ at::Tensor mixture_of_experts(const at::Tensor& input, const at::Tensor& gate_up
   const int64_t experts = gate_up.size(0);
   TORCH_CHECK_VALUE(experts > 0 && down.size(0) == experts, kCheck.op(), ": gate_up has ", experts,
                     " experts and down has ", down.size(0));
-  TORCH_CHECK_TYPE(!input_dtype.has_value() || *input_dtype == gate_up.scalar_type(), kCheck.op(),
-                   ": input_dtype must be that of the weights, ", gate_up.scalar_type(),
-                   ", but is ", input_dtype.value_or(gate_up.scalar_type()));
+  const kernels::InputRounding rounding =
+      input_rounding(kCheck, gate_up.scalar_type(), input_dtype, keep_remainders);
   kCheck.dtype(weights, "weights", at::kFloat);
   kCheck.index_type(ids, "ids");
   check_choices(weights, "weights", input);
@@ -195,7 +194,7 @@ at::Tensor mixture_of_experts(const at::Tensor& input, const at::Tensor& gate_up
                   .columns = 2 * intermediate,
                   .depth = depth,
                   .row_blocks = 0,
-                  .round_input = input_dtype.has_value()},
+                  .rounding = rounding},
       .down = {.input = nullptr,
                .input_stride = 2 * intermediate,
                .input_type = kernels::ElementType::kFloat32,
@@ -209,7 +208,7 @@ at::Tensor mixture_of_experts(const at::Tensor& input, const at::Tensor& gate_up
                .columns = depth,
                .depth = intermediate,
                .row_blocks = 0,
-               .round_input = input_dtype.has_value()},
+               .rounding = rounding},
       .chosen = {.ids = ids.const_data_ptr(),
                  .ids_are_int32 = ids.scalar_type() == at::kInt,
                  .ids_stride = ids.stride(0),

@@ -24,7 +24,7 @@ at::Tensor as_rows(const at::Tensor& input, int64_t depth) {
 at::Tensor packed_linear(const at::Tensor& input, const at::Tensor& packed, int64_t columns,
                          const std::optional<at::Tensor>& bias, std::optional<at::ScalarType> dtype,
                          std::optional<at::ScalarType> input_dtype,
-                         const std::optional<at::Tensor>& rows_in_use) {
+                         const std::optional<at::Tensor>& rows_in_use, bool keep_remainders) {
   const c10::Device device = packed.device();
   kCheck.at_least(input.dim(), "the number of dimensions of input", 1);
   kCheck.at_least(columns, "columns", 0);
@@ -32,9 +32,8 @@ at::Tensor packed_linear(const at::Tensor& input, const at::Tensor& packed, int6
   const kernels::ElementType input_type = kCheck.float_type(input, "input");
   const int64_t depth = input.size(-1);
   const kernels::ElementType weight_type = check_packed(kCheck, packed, columns, depth);
-  TORCH_CHECK_TYPE(!input_dtype.has_value() || *input_dtype == packed.scalar_type(), kCheck.op(),
-                   ": input_dtype must be packed's, ", packed.scalar_type(), ", but is ",
-                   input_dtype.value_or(packed.scalar_type()));
+  const kernels::InputRounding rounding =
+      input_rounding(kCheck, packed.scalar_type(), input_dtype, keep_remainders);
   const bool biased = bias.has_value() && bias->defined();
   at::Tensor offsets;
   if (biased) {
@@ -67,7 +66,7 @@ at::Tensor packed_linear(const at::Tensor& input, const at::Tensor& packed, int6
       .columns = columns,
       .depth = depth,
       .row_blocks = 0,
-      .round_input = input_dtype.has_value(),
+      .rounding = rounding,
   };
   const int64_t strip_bytes = kernels::kStripColumns * depth * packed.element_size();
   const kernels::KernelTable& table = kernels::active_table();

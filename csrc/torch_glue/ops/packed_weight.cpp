@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/packed_weight.h"
 
-#include "gemm/packed_linear_args.h"
-
 namespace anvil::ops {
 
 int64_t strips_of(int64_t columns) {
@@ -26,6 +24,20 @@ kernels::ElementType check_packed(const Checks& check, const at::Tensor& packed,
                     ", contiguous; but its shape is ", packed.sizes(), " and its strides are ",
                     packed.strides());
   return type;
+}
+
+kernels::InputRounding input_rounding(const Checks& check, at::ScalarType weight_type,
+                                      std::optional<at::ScalarType> input_dtype,
+                                      bool keep_remainders) {
+  TORCH_CHECK_TYPE(!input_dtype.has_value() || *input_dtype == weight_type, check.op(),
+                   ": input_dtype must be that of the weights, ", weight_type, ", but is ",
+                   input_dtype.value_or(weight_type));
+  if (!keep_remainders) {
+    return input_dtype.has_value() ? kernels::InputRounding::kAll : kernels::InputRounding::kNone;
+  }
+  TORCH_CHECK_VALUE(input_dtype == at::kBFloat16, check.op(),
+                    ": keep_remainders needs an input_dtype of bfloat16");
+  return kernels::InputRounding::kMost;
 }
 
 }  // namespace anvil::ops

@@ -5,8 +5,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
 
+#include "gemm/packed_linear_args.h"
 #include "ops/checks.h"
 
 namespace anvil::ops {
@@ -20,5 +22,10 @@ std::vector<int64_t> packed_shape(kernels::ElementType type, int64_t columns, in
 // That a tensor is a packed weight [columns, depth]; its type.
 kernels::ElementType check_packed(const Checks& check, const at::Tensor& packed, int64_t columns,
                                   int64_t depth);
+
+// What of an input is rounded to `input_dtype`, the weights' type where it is given.
+kernels::InputRounding input_rounding(const Checks& check, at::ScalarType weight_type,
+                                      std::optional<at::ScalarType> input_dtype,
+                                      bool keep_remainders);
 
 }  // namespace anvil::ops

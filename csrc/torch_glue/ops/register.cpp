@@ -84,7 +84,8 @@ TORCH_LIBRARY(anvil, m) {
   m.def("linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor", tags);
   m.def(
       "packed_linear(Tensor input, Tensor packed, int columns, Tensor? bias=None, "
-      "ScalarType? dtype=None, ScalarType? input_dtype=None, Tensor? rows_in_use=None) -> Tensor",
+      "ScalarType? dtype=None, ScalarType? input_dtype=None, Tensor? rows_in_use=None, "
+      "bool keep_remainders=False) -> Tensor",
       tags);
   m.def("pack_linear(Tensor weight, int? unit=None) -> Tensor", tags);
   m.def("unpack_linear(Tensor packed, int columns, int depth) -> Tensor", tags);
@@ -97,7 +98,8 @@ TORCH_LIBRARY(anvil, m) {
   m.def(
       "mixture_of_experts(Tensor input, Tensor gate_up, Tensor down, Tensor weights, Tensor ids, "
       "int intermediate, str activation=\"silu\", Tensor? expert_map=None, "
-      "ScalarType? input_dtype=None, Tensor? rows_in_use=None) -> Tensor",
+      "ScalarType? input_dtype=None, Tensor? rows_in_use=None, bool keep_remainders=False) -> "
+      "Tensor",
       tags);
 
   // lora

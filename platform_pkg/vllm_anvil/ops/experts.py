@@ -69,6 +69,7 @@ def mixture_of_experts(
     expert_map: Tensor | None = None,
     input_dtype: torch.dtype | None = None,
     rows_in_use: Tensor | None = None,
+    keep_remainders: bool = False,
 ) -> Tensor:
     """The sum over a token's choices of ``weight * down(act(gate(x)) * up(x))`` by the chosen
     experts.
@@ -94,6 +95,7 @@ def mixture_of_experts(
             bfloat16 that brings the processor's dot products, at twice float32's rate.
         rows_in_use: int32 with one element, or None for all: how many of the tokens are computed,
             read when the op runs.
+        keep_remainders: as in `packed_linear`, of the inputs of both products.
 
     Returns:
         ``[tokens, depth]`` of ``input``'s dtype, contiguous. Rows that are not in use hold
@@ -114,6 +116,7 @@ def mixture_of_experts(
         expert_map,
         input_dtype,
         rows_in_use,
+        keep_remainders,
     )
 
 
@@ -129,5 +132,6 @@ def _mixture_of_experts(
     expert_map: Tensor | None = None,
     input_dtype: torch.dtype | None = None,
     rows_in_use: Tensor | None = None,
+    keep_remainders: bool = False,
 ) -> Tensor:
     return torch.empty_like(input, memory_format=torch.contiguous_format)

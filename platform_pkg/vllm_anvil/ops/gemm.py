@@ -41,6 +41,7 @@ def packed_linear(
     dtype: torch.dtype | None = None,
     input_dtype: torch.dtype | None = None,
     rows_in_use: Tensor | None = None,
+    keep_remainders: bool = False,
 ) -> Tensor:
     """``input @ weight.T + bias`` over a packed weight.
 
@@ -61,16 +62,20 @@ def packed_linear(
         rows_in_use: int32 with one element, or None for all: how many of ``input``'s rows are
             multiplied, read when the product runs. A graph that was captured for many rows then
             costs no more than those in use.
+        keep_remainders: with an ``input_dtype`` of bfloat16: of every four pairs along the depth
+            the one that rounding takes most from keeps twice as many bits. A quarter more products
+            leave less than half of the error of rounding (docs/design/precision.md).
 
     Returns:
         ``[..., columns]``, contiguous. Rows that are not in use hold anything.
 
     Raises:
         TypeError: a dtype is none of these.
-        ValueError: shapes contradict one another, or devices differ.
+        ValueError: shapes contradict one another, devices differ, or remainders are to be kept of
+            an input that is not rounded to bfloat16.
     """
     return torch.ops.anvil.packed_linear(
-        input, packed, columns, bias, dtype, input_dtype, rows_in_use
+        input, packed, columns, bias, dtype, input_dtype, rows_in_use, keep_remainders
     )
 
 
@@ -83,6 +88,7 @@ def _packed_linear(
     dtype: torch.dtype | None = None,
     input_dtype: torch.dtype | None = None,
     rows_in_use: Tensor | None = None,
+    keep_remainders: bool = False,
 ) -> Tensor:
     return input.new_empty((*input.shape[:-1], columns), dtype=dtype)
 

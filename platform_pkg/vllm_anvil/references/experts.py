@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .gemm import unpack_linear
+from .gemm import rounded, unpack_linear
 from .precision import compute_dtype, wide_dtype
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -64,21 +64,19 @@ def mixture_of_experts(
     expert_map: Tensor | None = None,
     input_dtype: torch.dtype | None = None,
     rows_in_use: Tensor | None = None,
+    keep_remainders: bool = False,
 ) -> Tensor:
     """Rows that are not in use are zero here."""
     dtype, depth = compute_dtype(input, gate_up, down, weights), input.shape[1]
-
-    def rounded(rows: Tensor) -> Tensor:
-        return rows if input_dtype is None else rows.to(input_dtype).to(dtype)
-
-    x = rounded(input.to(dtype))
+    x = rounded(input.to(dtype), input_dtype, keep_remainders)
     result = torch.zeros(input.shape, dtype=dtype, device=input.device)
     for expert, rows in enumerate(rows_of_experts(ids, expert_map, len(gate_up))):
         token, choice = rows.T
         first = unpack_linear(gate_up[expert], 2 * intermediate, depth).to(dtype)
         second = unpack_linear(down[expert], depth, intermediate).to(dtype)
         gate, up = (x[token] @ first.T).chunk(2, -1)
-        output = rounded(ACTIVATIONS[activation](gate) * up) @ second.T
+        gated = ACTIVATIONS[activation](gate) * up
+        output = rounded(gated, input_dtype, keep_remainders) @ second.T
         result.index_add_(0, token, output * weights[token, choice].to(dtype)[:, None])
     if rows_in_use is not None:
         result[max(int(rows_in_use), 0) :] = 0

@@ -44,6 +44,29 @@ def unpack_linear(packed: Tensor, columns: int, depth: int) -> Tensor:
     return whole[:columns, :depth].clone(memory_format=torch.contiguous_format)
 
 
+def rounded(input: Tensor, dtype: torch.dtype | None, keep_remainders: bool = False) -> Tensor:
+    """``input [..., depth]`` rounded to ``dtype``, in its own; with ``keep_remainders``, but for
+    one pair of neighbours of each four: what it loses is rounded and added. That is the pair with
+    the largest loss, of which 22 bits of 24 count; of equals the first."""
+    if dtype is None:
+        return input
+    values = input.to(dtype).to(input.dtype)
+    if not keep_remainders:
+        return values
+    depth = input.shape[-1]
+    single = torch.nn.functional.pad(input.float(), (0, -depth % 8))
+    rest = single - single.to(dtype).float()
+    rest = torch.where(rest.isfinite(), rest, 0.0)
+    lost = rest.abs().view(*rest.shape[:-1], -1, 4, 2).amax(-1)
+    keys = (lost.view(torch.int32) & ~3) | torch.arange(
+        3, -1, -1, dtype=torch.int32, device=input.device
+    )
+    kept = keys == keys.amax(-1, keepdim=True)
+    kept = kept.unsqueeze(-1).expand(*kept.shape, 2).reshape(rest.shape)
+    kept_rest = torch.where(kept, rest.to(dtype).to(input.dtype), 0.0)
+    return values + kept_rest[..., :depth]
+
+
 def packed_linear(
     input: Tensor,
     packed: Tensor,
@@ -52,9 +75,10 @@ def packed_linear(
     dtype: torch.dtype | None = None,
     input_dtype: torch.dtype | None = None,
     rows_in_use: Tensor | None = None,
+    keep_remainders: bool = False,
 ) -> Tensor:
     """Rows that are not in use are zero here."""
-    x = input if input_dtype is None else input.to(input_dtype)
+    x = rounded(input, input_dtype, keep_remainders)
     result = linear(x.to(compute_dtype(input)), unpack_linear(packed, columns, x.shape[-1]), bias)
     if rows_in_use is not None:
         result.view(-1, columns)[rows_in_use.item() :] = 0

@@ -77,7 +77,8 @@ SCHEMAS = {
     "linear": "(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor",
     "packed_linear": (
         "(Tensor input, Tensor packed, int columns, Tensor? bias=None, ScalarType? dtype=None, "
-        "ScalarType? input_dtype=None, Tensor? rows_in_use=None) -> Tensor"
+        "ScalarType? input_dtype=None, Tensor? rows_in_use=None, bool keep_remainders=False) "
+        "-> Tensor"
     ),
     "pack_linear": "(Tensor weight, int? unit=None) -> Tensor",
     "unpack_linear": "(Tensor packed, int columns, int depth) -> Tensor",
@@ -88,7 +89,7 @@ SCHEMAS = {
     "mixture_of_experts": (
         "(Tensor input, Tensor gate_up, Tensor down, Tensor weights, Tensor ids, int intermediate, "
         'str activation="silu", Tensor? expert_map=None, ScalarType? input_dtype=None, '
-        "Tensor? rows_in_use=None) -> Tensor"
+        "Tensor? rows_in_use=None, bool keep_remainders=False) -> Tensor"
     ),
     "lora_shrink": (
         "(Tensor input, Tensor[] a, Tensor order, Tensor starts, Tensor(a!) shrunk, "

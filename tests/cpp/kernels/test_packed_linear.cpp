@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -115,6 +116,79 @@ TEST_P(PackedLinear, EqualsFloat64) {
   }
 }
 
+// What is left of x when all but one pair of each four is rounded to bfloat16.
+std::vector<float> mostly_rounded(const std::vector<float>& x) {
+  // To eight bits, ties to even.
+  const auto rounded = [](float value) {
+    int exponent;
+    const float fraction = std::frexp(value, &exponent);
+    return std::ldexp(std::nearbyint(fraction * 256), exponent - 8);
+  };
+  std::vector<float> result(x.size());
+  for (size_t group = 0; group < x.size(); group += 8) {
+    const size_t end = std::min(x.size(), group + 8);
+    size_t kept = group;
+    float most = -1;
+    for (size_t i = group; i < end; ++i) {
+      result[i] = rounded(x[i]);
+      const float lost = std::abs(x[i] - result[i]);
+      if (lost > most) most = lost, kept = i / 2;
+    }
+    for (size_t i = 2 * kept; i < std::min(end, 2 * kept + 2); ++i) {
+      result[i] += rounded(x[i] - result[i]);
+    }
+  }
+  return result;
+}
+
+TEST_P(PackedLinear, OnePairOfFourKeepsItsRemainder) {
+  for (ElementType input_type : {ElementType::kFloat32, ElementType::kFp16}) {
+    for (int64_t rows : {1, 2, 3, 4, 8, 9, 31}) {
+      for (int64_t depth : {1, 2, 7, 8, 9, 64, 1031}) {
+        constexpr int64_t kColumns = 77;
+        const int64_t stride = depth + 5;
+        ElementRows input(input_type, rows * stride);
+        ElementRows weight(ElementType::kBf16, kColumns * depth);
+        ElementRows output(ElementType::kFloat32, rows * kColumns);
+        input.fill(1), weight.fill(2);
+        ElementRows form = packed(weight, depth, kColumns, depth);
+        multiply({.input = input.data(),
+                  .input_stride = stride,
+                  .input_type = input_type,
+                  .weight = form.data(),
+                  .weight_type = ElementType::kBf16,
+                  .bias = nullptr,
+                  .bias_type = input_type,
+                  .output = output.data(),
+                  .output_type = ElementType::kFloat32,
+                  .rows = rows,
+                  .columns = kColumns,
+                  .depth = depth,
+                  .row_blocks = 0,
+                  .rounding = InputRounding::kMost},
+                 2);
+        for (int64_t row = 0; row < rows; ++row) {
+          std::vector<float> x;
+          for (int64_t k = 0; k < depth; ++k) x.push_back(input.get(row * stride + k));
+          x = mostly_rounded(x);
+          for (int64_t column = 0; column < kColumns; ++column) {
+            double sum = 0, magnitude = 0;
+            for (int64_t k = 0; k < depth; ++k) {
+              const double product =
+                  double{x[static_cast<size_t>(k)]} * double{weight.get(column * depth + k)};
+              sum += product, magnitude += std::abs(product);
+            }
+            // A kept input is two terms of the sum.
+            ASSERT_NEAR(output.get(row * kColumns + column), sum,
+                        magnitude * static_cast<double>(5 * depth / 4 + 4) * 0x1p-24)
+                << rows << " rows, depth " << depth << ", column " << column;
+          }
+        }
+      }
+    }
+  }
+}
+
 // Infinities and NaNs reach the outputs that they are part of, and the largest numbers stay finite.
 TEST_P(PackedLinear, NumbersAtTheEndOfTheRange) {
   constexpr int64_t kDepth = 37;
@@ -155,14 +229,20 @@ TEST_P(PackedLinear, ARowIsTheSameBitsBesideAnyOthers) {
           input.data(), kDepth,     input_type, form.data(),           weight_type,
           nullptr,      input_type, all.data(), ElementType::kFloat32, kRows,
           kColumns,     kDepth,     0};
-      multiply(args, 3);
-      for (int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33, 200}) {
-        ElementRows some(ElementType::kFloat32, rows * kColumns);
-        args.output = some.data();
-        args.rows = rows;
-        multiply(args, rows % 2 + 1);
-        ASSERT_EQ(std::memcmp(some.data(), all.data(), some.bytes().size()), 0)
-            << rows << " rows of weight type " << static_cast<int>(weight_type);
+      for (InputRounding rounding : {InputRounding::kNone, InputRounding::kMost}) {
+        if (rounding == InputRounding::kMost && weight_type != ElementType::kBf16) continue;
+        args.rounding = rounding;
+        args.output = all.data();
+        args.rows = kRows;
+        multiply(args, 3);
+        for (int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33, 200}) {
+          ElementRows some(ElementType::kFloat32, rows * kColumns);
+          args.output = some.data();
+          args.rows = rows;
+          multiply(args, rows % 2 + 1);
+          ASSERT_EQ(std::memcmp(some.data(), all.data(), some.bytes().size()), 0)
+              << rows << " rows of weight type " << static_cast<int>(weight_type);
+        }
       }
     }
   }
@@ -187,6 +267,15 @@ TEST_P(PackedLinear, TouchesNothingBesideItsOperands) {
                 type, kRows, kColumns, kDepth, 0},
                1);
       for (size_t i = 0; i < output.bytes(); ++i) ASSERT_EQ(output.data()[i], 0);
+      if (type == ElementType::kBf16) {
+        GuardedMemory wide(kRows * kDepth * sizeof(float), place, sizeof(float));
+        std::memset(wide.data(), 0, wide.bytes());
+        wide.make_read_only();
+        multiply({wide.data(), kDepth, ElementType::kFloat32, form.data(), type, bias.data(), type,
+                  output.data(), type, kRows, kColumns, kDepth, 0, InputRounding::kMost},
+                 1);
+        for (size_t i = 0; i < output.bytes(); ++i) ASSERT_EQ(output.data()[i], 0);
+      }
       EXPECT_TRUE(form.surroundings_are_intact() && output.surroundings_are_intact());
       const int64_t ids[] = {18, 0};
       GuardedMemory rows(2 * kDepth * element, place, element);

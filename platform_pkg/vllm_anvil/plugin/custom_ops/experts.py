@@ -96,9 +96,10 @@ class AnvilUnquantizedFusedMoEMethod(UnquantizedFusedMoEMethod):
         if layer.apply_router_weight_on_input:
             x, topk_weights = x * topk_weights.to(x.dtype), torch.ones_like(topk_weights)
         # It loads the device, which a process on a GPU must not: hence not at the top.
-        from vllm_anvil.plugin.seams.unquantized_gemm import HALF, rows_in_use
+        from vllm_anvil.plugin import input_rounding
+        from vllm_anvil.plugin.seams.unquantized_gemm import rows_in_use
 
-        rounds = envs.ANVIL_ROUND_INPUTS or (x.dtype in HALF and x.dtype == gate_up.dtype)
+        input_dtype, keep_remainders = input_rounding.of(x.dtype, gate_up.dtype)
         return mixture_of_experts(
             x,
             gate_up.packed,
@@ -108,8 +109,9 @@ class AnvilUnquantizedFusedMoEMethod(UnquantizedFusedMoEMethod):
             down.shape[2],
             ACTIVATIONS[layer.activation],
             layer.expert_map,
-            gate_up.dtype if rounds else None,
+            input_dtype,
             rows_in_use(x),
+            keep_remainders,
         )
 
     def forward_native(

@@ -10,8 +10,8 @@ What is changed
     `torch.ops.anvil.packed_linear`, and other half-precision weights of the device through
     `torch.ops.anvil.linear`. Both accumulate in float32. A layer's output is rounded to the dtype
     of its input; logits stay in float32, where the sampler wants them: rounded to bfloat16, the
-    best two tokens are often the same number. With ANVIL_ROUND_INPUTS=1 what packed weights are
-    multiplied with is rounded to their dtype first. In a step that is captured for more tokens than
+    best two tokens are often the same number. What packed weights are multiplied with is rounded
+    to their dtype as plugin/input_rounding.py says. In a step that is captured for more tokens than
     a batch may have, products are made for the tokens that are there when it is replayed; in a step
     that is run for the memory it takes, none are.
 Checked against
@@ -32,9 +32,9 @@ from vllm.forward_context import get_forward_context, is_forward_context_availab
 from vllm.model_executor.layers import utils
 
 import vllm_anvil.device as anvil
-from vllm_anvil import envs
 from vllm_anvil.ops.gemm import linear, packed_linear
 from vllm_anvil.ops.packed_weight import PackedWeight
+from vllm_anvil.plugin import input_rounding
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -63,14 +63,16 @@ def unquantized_gemm(
 
     is_head = isinstance(layer, VocabParallelEmbedding)
     if isinstance(weight, PackedWeight):
+        input_dtype, keep_remainders = input_rounding.of(x.dtype, weight.dtype)
         return packed_linear(
             x,
             weight.packed,
             weight.shape[0],
             bias,
             torch.float32 if is_head else None,
-            weight.dtype if envs.ANVIL_ROUND_INPUTS else None,
+            input_dtype,
             rows_in_use(x),
+            keep_remainders,
         )
     if weight.dtype not in HALF or weight.device.type != "anvil" or weight.stride(-1) != 1:
         return torch.nn.functional.linear(x, weight, bias)

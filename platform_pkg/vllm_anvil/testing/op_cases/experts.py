@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vllm_anvil.references import experts
-from vllm_anvil.references.gemm import pack_linear, unpack_linear
+from vllm_anvil.references.gemm import pack_linear, rounded, unpack_linear
 from vllm_anvil.testing.op_case import UNIT, Arguments, Case, Inputs, Op, Tolerance
 from vllm_anvil.testing.rounding import FLOAT32, rounding
 
@@ -107,14 +107,15 @@ def _mixture(
     chosen: tuple[int, ...] | None = None,
     map_of: tuple[int, ...] | None = None,
     round_input: bool = False,
+    keep: bool = False,
     in_use: int | None = None,
     scale: float = 1.0,
     spoil: bool = False,
     kind: str = "ordinary",
     name: str = "",
 ) -> Case:
-    """`chosen`: every choice is one of these; `map_of`: the experts' numbers; `scale`: of the
-    input; `spoil`: with a token of NaN."""
+    """`chosen`: every choice is one of these; `map_of`: the experts' numbers; `keep`: remainders of
+    inputs that are rounded; `scale`: of the input; `spoil`: with a token of NaN."""
 
     def make(inputs: Inputs) -> Arguments:
         x = inputs.normal(tokens, depth, scale=scale).to(input)
@@ -140,8 +141,9 @@ def _mixture(
             "intermediate": intermediate,
             "activation": activation,
             "expert_map": None if map_of is None else torch.tensor(map_of, dtype=torch.int32),
-            "input_dtype": weight if round_input else None,
+            "input_dtype": weight if round_input or keep else None,
             "rows_in_use": None if in_use is None else torch.tensor([in_use], dtype=torch.int32),
+            "keep_remainders": keep,
         }
 
     text = f"{_short(input)}-{_short(weight)}-{tokens}-{choices}of{number}-{depth}x{intermediate}"
@@ -166,6 +168,7 @@ def _mixtures() -> list[Case]:
     return [
         *cases,
         _mixture(f32, bf16, 450, 3, 2, 48, 32, name="-several-blocks"),
+        _mixture(f32, bf16, 11, 5, 2, 41, 23, keep=True, name="-mostly-rounded"),
         _mixture(f32, bf16, 30, 1, 1, 32, 16, name="-one-expert"),
         _mixture(f32, bf16, 7, 9, 2, 32, 16, chosen=(4,), name="-all-the-same"),
         _mixture(f32, f32, 13, 4, 2, 32, 16, chosen=(0, -1, 3, 99), name="-some-none"),
@@ -191,7 +194,7 @@ def _allowed(expected: Tensor, dtype: torch.dtype, arguments: Arguments) -> Tens
     act = experts.ACTIVATIONS[arguments["activation"]]
     x = arguments["input"]
     if round_to is not None:
-        x = x.to(round_to).double()
+        x = rounded(x, round_to, arguments["keep_remainders"]).double()
     total, size = torch.zeros_like(expected), torch.zeros_like(expected)
     rows_of = experts.rows_of_experts(arguments["ids"], arguments["expert_map"], len(gate_up))
     for expert, rows in enumerate(rows_of):

@@ -33,10 +33,12 @@ def _case(
     scales: tuple[float, float] = (1.0, 1.0),
     spoil: bool = False,
     round_input: bool = False,
+    keep: bool = False,
     in_use: int | None = None,
     name: str = "",
 ) -> Case:
-    """`scales`: of the input and of the weight; `spoil`: with NaN and infinities in both."""
+    """`scales`: of the input and of the weight; `spoil`: with NaN and infinities in both; `keep`:
+    the remainders of an input that is rounded."""
 
     def make(inputs: Inputs) -> Arguments:
         x = inputs.normal(*rows, depth, scale=scales[0]).to(input)
@@ -52,8 +54,9 @@ def _case(
             "columns": columns,
             "bias": offsets,
             "dtype": to,
-            "input_dtype": weight if round_input else None,
+            "input_dtype": weight if round_input or keep else None,
             "rows_in_use": None if in_use is None else torch.tensor([in_use], dtype=torch.int32),
+            "keep_remainders": keep,
         }
 
     shape = "x".join(map(str, rows))
@@ -89,6 +92,22 @@ def _cases() -> list[Case]:
             _case(of, of, (6,), 10, 40, scales=(1e-3, 1e-4), kind="extreme", name="-small"),
             _case(of, of, (6,), 10, 40, scales=(0.0, 1.0), kind="extreme", name="-zeros"),
         ]
+    half = torch.bfloat16
+    for input in _DTYPES:
+        cases += [
+            _case(input, half, (rows,), 70, depth, keep=True, name="-mostly-rounded")
+            for rows in (1, 3, 8, 21)
+            for depth in (1, 8, 41, 530)
+        ]
+    cases += [
+        _case(torch.float32, half, (6,), 10, 41, keep=True, kind=kind, name=f"-mostly{name}", **how)
+        for kind, name, how in (
+            ("special", "-nan-and-infinity", {"spoil": True}),
+            ("extreme", "-small", {"scales": (1e-3, 1e-4)}),
+            ("extreme", "-zeros", {"scales": (0.0, 1.0)}),
+            ("extreme", "-large", {"scales": (1e30, 1e3)}),
+        )
+    ]
     for input in (torch.float32, torch.bfloat16):
         cases += [
             _case(input, torch.bfloat16, (6,), 10, 40, scales=scales, kind="extreme", name=name)
@@ -155,6 +174,11 @@ OPS = (
         operations=lambda a: 2 * a["input"].numel() * a["columns"],
         benchmarks=tuple(
             _case(torch.bfloat16, torch.bfloat16, (rows,), 3072, 576) for rows in (1, 8, 32, 1500)
+        )
+        + tuple(
+            _case(torch.float32, torch.bfloat16, (rows,), 3072, 576, keep=keep)
+            for keep in (False, True)
+            for rows in (1, 8, 32, 1500)
         ),
     ),
     Op(
