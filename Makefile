@@ -69,7 +69,7 @@ parity: $(STAMPS)/package ## Compare every op with float64, once for each instru
 	@$(BIN)/vllm-anvil parity --isa all
 
 bench: $(STAMPS)/package model ## Measure what the README's figures come from
-	@set -e; for script in benchmarks/*.py; do echo "==> $$script"; $(BIN)/python $$script; done
+	@set -e; for script in $$(grep -l __main__ benchmarks/*.py); do echo "==> $$script"; $(BIN)/python $$script; done
 	@$(BIN)/vllm-anvil bench ops
 
 bench-attention: $(STAMPS)/dev ## Time attention on the suite of benchmarks/ (up to an hour)

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     ANVIL_DEBUG_POISON: bool
 
 TARGETS = ("auto", "anvil", "cuda", "off")
-ROUNDINGS = ("auto", "none", "most", "all")
+ROUNDINGS = ("none", "most", "all")
 ISAS = ("scalar", "avx2", "avx512", "avx512_bf16")
 
 
@@ -208,14 +208,14 @@ _ALL = (
     ),
     Variable(
         "ANVIL_ROUND_INPUTS",
-        "`auto`, `none`, `most` or `all`",
-        "auto",
-        "auto",
+        "`none`, `most` or `all`",
+        "none",
+        "none",
         "What of the inputs of packed half-precision weights is rounded to their dtype: `none`; "
         "`most`, where one pair of each four of a bfloat16 model keeps twice as many bits; or "
-        "`all`, as other engines do. `most` and `all` run at the rate of the processor's bfloat16 "
-        "dot products; `all` is a quarter faster still and farther from float32's results "
-        "(docs/design/precision.md). `auto`: `most` where the processor has such products.",
+        "`all`, as other engines do. Prompts and large batches then run at the rate of the "
+        "processor's bfloat16 dot products: with `most` in two thirds of the time, with `all` in "
+        "half, and farther from float32's results (docs/design/precision.md).",
         choice(*ROUNDINGS),
     ),
     Variable(

@@ -180,6 +180,18 @@ def test_weights_on_the_input(packed: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.allclose(layer(x, weights, ids).cpu().double(), exact, atol=1e-5)
 
 
+def test_inputs_that_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Layer(torch.bfloat16).load()
+    x, (weights, ids) = normal(9, HIDDEN, seed=5).to("anvil"), routing(9)
+    exact = expected(layer, x, weights, ids)
+    errors = []
+    for rounding in ("none", "most", "all"):
+        monkeypatch.setenv("ANVIL_ROUND_INPUTS", rounding)
+        result = layer(x, weights, ids).cpu().double()
+        errors.append(float((result - exact).square().mean().sqrt()))
+    assert errors[0] < 1e-6 < errors[1] < errors[2] < 0.01
+
+
 def test_weights_that_are_loaded_again() -> None:
     layer = Layer(torch.bfloat16).load()
     memory = layer.w13_weight.packed.data_ptr()

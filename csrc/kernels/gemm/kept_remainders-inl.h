@@ -19,12 +19,12 @@ namespace anvil::kernels::ANVIL_ISA_NAMESPACE {
 constexpr int kGroupPairs = 4;
 constexpr int64_t kGroupDepth = 2 * kGroupPairs;
 
-// A group as a product reads it.
+// A group as a product reads it. `place` is an int32: elements of a strip from the group's first
+// pair to the one that has the remainder.
 struct MostlyRounded {
   uint16_t rounded[kGroupDepth];
   uint16_t remainder[2];
-  uint16_t place[2];  // elements from a strip's first pair of the group to the pair that has it: an
-                      // int32
+  uint16_t place[2];
 
   void keep(const uint16_t* pair, int32_t number) {
     __builtin_memcpy(remainder, pair, sizeof(remainder));

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import torch
 
-import vllm_anvil.device as anvil
 from vllm_anvil import envs
-
-WITH_DOT_PRODUCTS = "avx512_bf16"
 
 
 def of(x: torch.dtype, weight: torch.dtype) -> tuple[torch.dtype | None, bool]:
@@ -22,8 +19,6 @@ def of(x: torch.dtype, weight: torch.dtype) -> tuple[torch.dtype | None, bool]:
     if x == weight:
         return weight, False
     rounding = envs.ANVIL_ROUND_INPUTS
-    if rounding == "auto":
-        rounding = "most" if anvil.active_isa() == WITH_DOT_PRODUCTS else "none"
     if rounding == "all":
         return weight, False
     if rounding == "most" and weight == torch.bfloat16:
