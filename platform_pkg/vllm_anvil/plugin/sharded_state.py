@@ -9,7 +9,6 @@ plain rows, and under the names and in the files that the engine's loader asks f
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from vllm.model_executor.model_loader import ShardedStateLoader
 
 from vllm_anvil.ops.packed_weight import PackedWeight
+from vllm_anvil.plugin.weight_parts import parts_of
 
 
 def save(model: nn.Module, path: str, pattern: str | None, max_size: int | None) -> None:
@@ -32,7 +32,7 @@ def save(model: nn.Module, path: str, pattern: str | None, max_size: int | None)
     """
     if not os.path.isdir(path):
         raise FileNotFoundError(f"save_sharded_state: there is no folder {path}. Make it before")
-    for part, weights in enumerate(_parts(distinct(model), max_size)):
+    for part, weights in enumerate(parts_of(distinct(model).items(), max_size)):
         name = ShardedStateLoader._render_default_pattern(pattern, part=part)
         plain = {key: weight.cpu().contiguous() for key, weight in weights.items()}
         try:
@@ -56,17 +56,3 @@ def distinct(model: nn.Module) -> dict[str, Tensor]:
             plain[name] = value
     kept = {*names.values(), *ShardedStateLoader._filter_subtensors(plain)}
     return {name: value for name, value in state.items() if name in kept}
-
-
-def _parts(state: dict[str, Tensor], max_size: int | None) -> Iterator[dict[str, Tensor]]:
-    part: dict[str, Tensor] = {}
-    size = 0
-    for name, value in state.items():
-        bytes_ = value.numel() * value.element_size()
-        if part and max_size is not None and size + bytes_ > max_size:
-            yield part
-            part, size = {}, 0
-        part[name] = value
-        size += bytes_
-    if part:
-        yield part

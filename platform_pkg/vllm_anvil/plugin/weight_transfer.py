@@ -36,6 +36,8 @@ from vllm.distributed.weight_transfer.factory import (
     WeightTransferTrainerFactory,
 )
 
+from vllm_anvil.plugin.weight_parts import parts_of
+
 NAME = "anvil"
 IN_MEMORY = Path("/dev/shm")
 CHUNK_BYTES = 256 << 20
@@ -163,7 +165,7 @@ class AnvilTrainerWeightTransferEngine(TrainerWeightTransferEngine[AnvilTrainerI
                 pass
             return
         self.client.start_weight_update()
-        for number, chunk in enumerate(self._chunks()):
+        for number, chunk in enumerate(parts_of(self._weights(), self._chunk_bytes)):
             file = self.folder / f"{number}.safetensors"
             try:
                 save_file(chunk, file)
@@ -172,18 +174,10 @@ class AnvilTrainerWeightTransferEngine(TrainerWeightTransferEngine[AnvilTrainerI
                 file.unlink(missing_ok=True)
         self.client.finish_weight_update()
 
-    def _chunks(self) -> Iterator[dict[str, Tensor]]:
-        chunk: dict[str, Tensor] = {}
-        size = 0
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Each in memory of its own: a file has no two tensors that share some."""
         for name, tensor in self.source or ():
-            if chunk and size + tensor.nbytes > self._chunk_bytes:
-                yield chunk
-                chunk, size = {}, 0
-            # In memory of its own: a file has no two tensors that share some.
-            chunk[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-            size += tensor.nbytes
-        if chunk:
-            yield chunk
+            yield name, tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
     def shutdown(self) -> None:
         if self._own is not None:
@@ -201,5 +195,5 @@ def register() -> None:
             factory.register_engine(NAME, engine)
 
 
-# For a trainer, which imports this and nothing else of the plugin.
+# For a trainer, which imports this and no more of the plugin than it needs.
 register()

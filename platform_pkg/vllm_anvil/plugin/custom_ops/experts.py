@@ -24,6 +24,7 @@ from vllm_anvil import envs
 from vllm_anvil.ops.activation import gelu_and_mul, silu_and_mul
 from vllm_anvil.ops.experts import mixture_of_experts
 from vllm_anvil.ops.packed_weight import DTYPES, PackedWeight
+from vllm_anvil.plugin import input_rounding
 from vllm_anvil.plugin.op_arguments import note_fallback, takes
 
 if TYPE_CHECKING:
@@ -96,7 +97,6 @@ class AnvilUnquantizedFusedMoEMethod(UnquantizedFusedMoEMethod):
         if layer.apply_router_weight_on_input:
             x, topk_weights = x * topk_weights.to(x.dtype), torch.ones_like(topk_weights)
         # It loads the device, which a process on a GPU must not: hence not at the top.
-        from vllm_anvil.plugin import input_rounding
         from vllm_anvil.plugin.seams.unquantized_gemm import rows_in_use
 
         input_dtype, keep_remainders = input_rounding.of(x.dtype, gate_up.dtype)
